@@ -1,0 +1,172 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/egressfleet/egress/endpoint"
+)
+
+// Lease is the right to use one endpoint until a deadline. It is safe for
+// concurrent use: one holder may send many requests at once.
+type Lease struct {
+	store     Store
+	grant     Grant
+	transport endpoint.TransportConfig
+
+	ctx  context.Context
+	lose context.CancelCauseFunc
+
+	mu        sync.Mutex
+	expiresAt time.Time
+	expiry    *time.Timer
+	client    *http.Client
+}
+
+// New makes the lease for what a store granted. Stores call it; asked is when
+// the holder's request was sent, by the holder's clock. The transport is what
+// [Lease.Client] uses.
+func New(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) *Lease {
+	l := &Lease{store: store, grant: grant, transport: transport, expiresAt: asked.Add(grant.TTL)}
+	l.ctx, l.lose = context.WithCancelCause(context.Background())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expiry = time.AfterFunc(time.Until(l.expiresAt), l.expire)
+	return l
+}
+
+// Key identifies the lease to its store.
+func (l *Lease) Key() Key { return l.grant.Key }
+
+// Endpoint returns what is leased.
+func (l *Lease) Endpoint() endpoint.Endpoint { return l.grant.Endpoint.Clone() }
+
+// Domain returns the domain that the lease was acquired for.
+func (l *Lease) Domain() string { return l.grant.Domain }
+
+// ExpiresAt is when the lease ends unless it is renewed.
+func (l *Lease) ExpiresAt() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.expiresAt
+}
+
+// Context ends when the lease does. Its cause says why.
+func (l *Lease) Context() context.Context { return l.ctx }
+
+// Err returns nil while the lease is held, and then an error that matches
+// ErrLost and the reason: ErrReleased, ErrExpired or ErrRevoked.
+func (l *Lease) Err() error {
+	if l.ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(l.ctx)
+}
+
+// Client returns a client that goes through the leased proxy alone, with a
+// transport of its own, made at the first call. It works as long as the lease
+// is held; requests in flight are cancelled when it ends. It has no timeout:
+// give each request a deadline.
+func (l *Lease) Client() *http.Client {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.client == nil {
+		l.client = &http.Client{Transport: newTransport(l)}
+	}
+	return l.client
+}
+
+// ProxyURL returns the proxy for programs that connect by themselves, such as
+// a browser; its Reveal gives the credentials. It fails once the lease is lost.
+// Such a program must stop when [Lease.Context] ends.
+func (l *Lease) ProxyURL() (endpoint.URL, error) {
+	if err := l.Err(); err != nil {
+		return endpoint.URL{}, err
+	}
+	return l.grant.Endpoint.URL, nil
+}
+
+// Renew extends the lease to end ttl from now, or the store's default for zero.
+// When the store says that the lease is not held any more, it is lost.
+func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	asked := time.Now()
+	grant, err := l.store.Renew(ctx, l.grant.Key, ttl)
+	if errors.Is(err, ErrNotHeld) || errors.Is(err, ErrExpired) {
+		l.Lose(err)
+	}
+	if err != nil {
+		return err
+	}
+	return l.extend(asked.Add(grant.TTL))
+}
+
+// Report says how a use of the lease went.
+func (l *Lease) Report(ctx context.Context, outcome Outcome) error {
+	return l.store.Report(ctx, l.grant.Key, outcome)
+}
+
+// Release ends the lease and closes its connections. It may be called again.
+// The lease is lost to its holder even where the store cannot be told.
+func (l *Lease) Release(ctx context.Context) error {
+	return l.end(ctx, l.store.Release)
+}
+
+// ReleaseUnused is [Lease.Release] for a lease that was not used.
+func (l *Lease) ReleaseUnused(ctx context.Context) error {
+	return l.end(ctx, l.store.ReleaseUnused)
+}
+
+func (l *Lease) end(ctx context.Context, tell func(context.Context, Key) error) error {
+	if l.ctx.Err() != nil {
+		return nil
+	}
+	l.Lose(ErrReleased)
+	return tell(ctx, l.grant.Key)
+}
+
+// Lose ends the lease for its holder, without telling the store. Stores call it
+// when they learn that a lease has ended. The first cause stands.
+func (l *Lease) Lose(cause error) {
+	l.lose(&lostError{cause})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expiry.Stop()
+	if l.client != nil {
+		l.client.CloseIdleConnections()
+	}
+}
+
+// expire runs at the deadline, which a renewal may have moved.
+func (l *Lease) expire() {
+	if l.ExpiresAt().After(time.Now()) {
+		return
+	}
+	l.Lose(ErrExpired)
+}
+
+func (l *Lease) extend(until time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.Err(); err != nil {
+		return err
+	}
+	l.expiresAt = until
+	l.expiry.Reset(time.Until(until))
+	return nil
+}
+
+// lostError is ErrLost with the reason.
+type lostError struct{ cause error }
+
+func (e *lostError) Error() string {
+	return fmt.Sprintf("%v: %v", ErrLost, e.cause)
+}
+
+func (e *lostError) Unwrap() []error { return []error{ErrLost, e.cause} }

@@ -1,0 +1,449 @@
+package lease
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/check"
+)
+
+// MemoryConfig tunes a [Memory]. The zero value is useful. Negative durations
+// are refused.
+type MemoryConfig struct {
+	// DefaultTTL is the length of a lease whose request names none; 1 min if zero.
+	DefaultTTL time.Duration
+	// MaxTTL caps what is granted at once; 1 h if zero.
+	MaxTTL time.Duration
+	// LockDelay is how long an endpoint stays unused after a lease expired or was
+	// revoked; 15 s if zero, as in Consul's sessions.
+	LockDelay time.Duration
+	// ProxyCooldown is how long an endpoint is not leased after a proxy fault;
+	// 30 s if zero. It doubles with each fault up to MaxProxyCooldown, 5 min if
+	// zero (both as in Envoy's outlier detection), until an OK.
+	ProxyCooldown, MaxProxyCooldown time.Duration
+	// DomainCooldown is how long an endpoint is not leased for a domain that
+	// blocked it, 5 min if zero. It doubles with each block up to
+	// MaxDomainCooldown, 1 h if zero, until an OK from that domain. A longer
+	// RetryAfter of the target is followed up to MaxDomainCooldown.
+	DomainCooldown, MaxDomainCooldown time.Duration
+	// Transport is how the clients of leases connect.
+	Transport endpoint.TransportConfig
+	// Logger gets one V(1) line per transition. The zero value discards.
+	Logger logr.Logger
+}
+
+func (c MemoryConfig) withDefaults() (MemoryConfig, error) {
+	var problems check.Problems
+	for _, d := range []struct {
+		path  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"defaultTTL", &c.DefaultTTL, time.Minute},
+		{"maxTTL", &c.MaxTTL, time.Hour},
+		{"lockDelay", &c.LockDelay, 15 * time.Second},
+		{"proxyCooldown", &c.ProxyCooldown, 30 * time.Second},
+		{"maxProxyCooldown", &c.MaxProxyCooldown, 5 * time.Minute},
+		{"domainCooldown", &c.DomainCooldown, 5 * time.Minute},
+		{"maxDomainCooldown", &c.MaxDomainCooldown, time.Hour},
+	} {
+		if *d.value < 0 {
+			problems.Add(d.path, *d.value, "must not be negative")
+		}
+		*d.value = cmp.Or(*d.value, d.def)
+	}
+	if c.DefaultTTL > c.MaxTTL {
+		problems.Add("defaultTTL", c.DefaultTTL, fmt.Sprintf("must not be longer than maxTTL, %v", c.MaxTTL))
+	}
+	return c, problems.Err()
+}
+
+// Memory is a [Store] and [Inventory] within one process. What it holds is gone
+// with the process: then all leases are.
+type Memory struct {
+	cfg MemoryConfig
+	log logr.Logger
+
+	// mu guards all below. No caller's code runs while it is held.
+	mu       sync.Mutex
+	closed   bool
+	slots    map[string]*slot
+	leases   map[string]*held
+	ended    map[string]int64 // tokens of leases that expired or were revoked
+	free     freeList
+	waiters  list.List // of *waiter, in order of arrival
+	alarms   alarms
+	readers  map[chan Report]struct{}
+	used     uint64 // rises with each use of a slot
+	token    int64
+	stats    Stats
+	outcomes map[OutcomeKind]int64
+}
+
+// held is one lease.
+type held struct {
+	key      Key
+	slot     *slot
+	holder   string
+	domain   string
+	deadline time.Time
+	alarm    alarm
+	lease    *Lease
+	used     uint64          // the slot's, before this lease
+	blamed   map[string]bool // domains, and "" for the proxy, that cooled down already
+}
+
+// NewMemory returns an empty store. Close it to end its timers.
+func NewMemory(cfg MemoryConfig) (*Memory, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("lease.MemoryConfig: %w", err)
+	}
+	m := &Memory{
+		cfg: cfg, log: cfg.Logger,
+		slots: map[string]*slot{}, leases: map[string]*held{}, ended: map[string]int64{},
+		readers: map[chan Report]struct{}{}, outcomes: map[OutcomeKind]int64{},
+	}
+	m.alarms.fire = m.onAlarm
+	return m, nil
+}
+
+// Close revokes all leases and ends all waits with ErrClosed.
+func (m *Memory) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.closed = true
+	m.alarms.stop()
+	for _, h := range m.leases {
+		h.lease.Lose(ErrClosed)
+	}
+	for e := m.waiters.Front(); e != nil; e = m.waiters.Front() {
+		m.waiters.Remove(e)
+		e.Value.(*waiter).answer(nil, ErrClosed)
+	}
+}
+
+// TryAcquire implements [Store].
+func (m *Memory) TryAcquire(_ context.Context, req Request) (*Lease, error) {
+	req, err := prepare(req)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, ErrClosed
+	}
+	if s := m.free.first(req.Domain, time.Now()); s != nil {
+		return m.grantLocked(s, req, time.Now()), nil
+	}
+	return nil, m.unavailableLocked(req, 0)
+}
+
+// Acquire implements [Store].
+func (m *Memory) Acquire(ctx context.Context, req Request) (*Lease, error) {
+	req, err := prepare(req)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		defer m.mu.Unlock()
+		return nil, m.endOfWaitLocked(req, 0, err)
+	}
+	if s := m.free.first(req.Domain, time.Now()); s != nil {
+		defer m.mu.Unlock()
+		return m.grantLocked(s, req, time.Now()), nil
+	}
+	w := newWaiter(req)
+	element := m.waiters.PushBack(w)
+	m.stats.Waits++
+	m.mu.Unlock()
+	return m.wait(ctx, w, element)
+}
+
+func prepare(req Request) (Request, error) {
+	if err := req.Validate(); err != nil {
+		return req, fmt.Errorf("lease.Request: %w", err)
+	}
+	req.Domain = canonicalDomain(req.Domain)
+	return req, nil
+}
+
+// grantLocked leases a free slot.
+func (m *Memory) grantLocked(s *slot, req Request, asked time.Time) *Lease {
+	now := time.Now()
+	m.token = max(m.token+1, now.UnixMicro())
+	h := &held{
+		key: Key{ID: rand.Text(), Token: m.token}, slot: s,
+		holder: req.Holder, domain: req.Domain, used: s.used,
+	}
+	ttl := m.ttl(req.TTL)
+	h.lease = New(m, Grant{
+		Key: h.key, Endpoint: s.endpoint.Clone(), Holder: req.Holder, Domain: req.Domain, TTL: ttl,
+	}, asked, m.cfg.Transport)
+	m.leases[h.key.ID] = h
+	s.held = h
+	m.used++
+	s.used = m.used
+	m.settleLocked(s, now)
+	m.setDeadlineLocked(h, now.Add(ttl))
+	m.stats.Acquired++
+	if log := m.log.V(1); log.Enabled() {
+		log.Info("leased", "endpoint", s.endpoint.ID, "holder", req.Holder, "domain", req.Domain, "token", h.key.Token, "ttl", ttl)
+	}
+	return h.lease
+}
+
+func (m *Memory) ttl(want time.Duration) time.Duration {
+	if want <= 0 {
+		want = m.cfg.DefaultTTL
+	}
+	return min(want, m.cfg.MaxTTL)
+}
+
+func (m *Memory) setDeadlineLocked(h *held, at time.Time) {
+	h.deadline = at
+	h.alarm.lease = h
+	m.alarms.set(&h.alarm, at)
+}
+
+// findLocked returns the lease of that key, or why there is none.
+func (m *Memory) findLocked(key Key) (*held, error) {
+	if m.closed {
+		return nil, ErrClosed
+	}
+	if h, ok := m.leases[key.ID]; ok {
+		return m.checkLocked(h, key)
+	}
+	if token, ok := m.ended[key.ID]; ok && token == key.Token {
+		return nil, ErrExpired
+	}
+	return nil, ErrNotHeld
+}
+
+// checkLocked returns the lease if the token is its own and its time has not
+// run out: the alarm for that may be late.
+func (m *Memory) checkLocked(h *held, key Key) (*held, error) {
+	if h.key.Token != key.Token {
+		return nil, ErrNotHeld
+	}
+	if !h.deadline.After(time.Now()) {
+		m.expireLocked(h)
+		return nil, ErrExpired
+	}
+	return h, nil
+}
+
+func (m *Memory) expireLocked(h *held) {
+	m.stats.Expired++
+	m.endLocked(h, ErrExpired)
+}
+
+// Renew implements [Store].
+func (m *Memory) Renew(_ context.Context, key Key, ttl time.Duration) (Grant, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.findLocked(key)
+	if err != nil {
+		return Grant{}, err
+	}
+	ttl = m.ttl(ttl)
+	m.setDeadlineLocked(h, time.Now().Add(ttl))
+	m.stats.Renewed++
+	grant := h.lease.grant
+	grant.TTL = ttl
+	return grant, nil
+}
+
+// Release implements [Store].
+func (m *Memory) Release(_ context.Context, key Key) error {
+	return m.release(key, false)
+}
+
+// ReleaseUnused implements [Store].
+func (m *Memory) ReleaseUnused(_ context.Context, key Key) error {
+	return m.release(key, true)
+}
+
+func (m *Memory) release(key Key, unused bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.findLocked(key)
+	if errors.Is(err, ErrNotHeld) && m.leases[key.ID] == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if unused {
+		h.slot.used = h.used
+	}
+	m.stats.Released++
+	m.endLocked(h, ErrReleased)
+	return nil
+}
+
+// endLocked ends a lease for the reason given.
+func (m *Memory) endLocked(h *held, cause error) {
+	now := time.Now()
+	delete(m.leases, h.key.ID)
+	m.alarms.clear(&h.alarm)
+	h.lease.Lose(cause)
+	if log := m.log.V(1); log.Enabled() {
+		log.Info("lease ended", "endpoint", h.slot.endpoint.ID, "holder", h.holder, "token", h.key.Token, "reason", cause.Error())
+	}
+	if !errors.Is(cause, ErrReleased) {
+		m.rememberLocked(h, now)
+		h.slot.coolUntil = later(h.slot.coolUntil, now.Add(m.cfg.LockDelay))
+	}
+	h.slot.held = nil
+	m.settleLocked(h.slot, now)
+}
+
+// memory is how long a lease that expired is told from one that never was.
+const memory = 10 * time.Minute
+
+func (m *Memory) rememberLocked(h *held, now time.Time) {
+	m.ended[h.key.ID] = h.key.Token
+	m.alarms.set(&alarm{forget: h.key.ID}, now.Add(memory))
+}
+
+// Report implements [Store].
+func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
+	if !slices.Contains(outcomeKinds, o.Kind) {
+		return fmt.Errorf("lease.Outcome: kind: %q: must be one of %q", o.Kind, outcomeKinds)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.findLocked(key)
+	if errors.Is(err, ErrClosed) || err != nil && m.leases[key.ID] != nil {
+		return err
+	}
+	m.outcomes[o.Kind]++
+	if err != nil {
+		m.stats.LateReports++
+		return nil
+	}
+	if o.Domain = canonicalDomain(o.Domain); o.Domain == "" {
+		o.Domain = h.domain
+	}
+	m.applyLocked(h, o, time.Now())
+	return nil
+}
+
+// applyLocked gives an outcome its consequences. Failures of one lease count
+// once for the proxy and once for each domain: many requests may be in flight.
+func (m *Memory) applyLocked(h *held, o Outcome, now time.Time) {
+	switch o.Kind {
+	case OK:
+		h.slot.faults = 0
+		h.slot.forgive(o.Domain, now)
+	case ProxyFault:
+		if h.blame("") {
+			h.slot.faults++
+			pause := escalate(m.cfg.ProxyCooldown, m.cfg.MaxProxyCooldown, h.slot.faults)
+			m.coolLocked(h.slot, now.Add(pause))
+		}
+		m.publishLocked(Report{h.slot.endpoint.ID, h.slot.endpoint.Generation, h.holder, o})
+	case TargetBlocked:
+		if o.Domain != "" && h.blame(o.Domain) {
+			m.blockLocked(h.slot, o, now)
+		}
+	}
+}
+
+func (h *held) blame(what string) (first bool) {
+	if h.blamed[what] {
+		return false
+	}
+	if h.blamed == nil {
+		h.blamed = map[string]bool{}
+	}
+	h.blamed[what] = true
+	return true
+}
+
+func (m *Memory) coolLocked(s *slot, until time.Time) {
+	s.coolUntil = later(s.coolUntil, until)
+	m.settleLocked(s, time.Now())
+	m.log.V(1).Info("endpoint cools down", "endpoint", s.endpoint.ID, "until", s.coolUntil)
+}
+
+func (m *Memory) blockLocked(s *slot, o Outcome, now time.Time) {
+	b := s.block(o.Domain)
+	b.count++
+	pause := escalate(m.cfg.DomainCooldown, m.cfg.MaxDomainCooldown, b.count)
+	b.until = later(b.until, now.Add(min(max(pause, o.RetryAfter), m.cfg.MaxDomainCooldown)))
+	b.alarm.slot, b.alarm.domain = s, o.Domain
+	m.alarms.set(&b.alarm, b.until)
+	m.log.V(1).Info("endpoint cools down for domain", "endpoint", s.endpoint.ID, "domain", o.Domain, "until", b.until)
+}
+
+// escalate doubles base for each failure after the first, up to limit.
+func escalate(base, limit time.Duration, failures int) time.Duration {
+	for range min(failures-1, 30) {
+		base *= 2
+		if base >= limit {
+			return limit
+		}
+	}
+	return min(base, limit)
+}
+
+// List implements [Store].
+func (m *Memory) List(context.Context) ([]Status, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	all := make([]Status, 0, len(m.slots))
+	for _, id := range slices.Sorted(maps.Keys(m.slots)) {
+		all = append(all, m.slots[id].status(now))
+	}
+	return all, nil
+}
+
+// Stats implements [Store].
+func (m *Memory) Stats(context.Context) (Stats, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stats := m.stats
+	stats.Outcomes = maps.Clone(m.outcomes)
+	stats.Waiting = m.waiters.Len()
+	stats.Endpoints = m.countLocked("", time.Now())
+	return stats, nil
+}
+
+func (m *Memory) countLocked(domain string, now time.Time) Counts {
+	var c Counts
+	for _, s := range m.slots {
+		c.Total++
+		*s.place(&c, domain, now)++
+	}
+	return c
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,500 @@
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func proxy(t testing.TB, id string) endpoint.Endpoint {
+	t.Helper()
+	url, err := endpoint.NewURL("http", "192.0.2.7:3128", "crawler", "hunter2")
+	require.NoError(t, err)
+	return endpoint.Endpoint{ID: id, URL: url, Generation: 1}
+}
+
+func healthy(generation uint64) endpoint.Verdict {
+	return endpoint.Verdict{Health: endpoint.Healthy, Generation: generation}
+}
+
+// newMemory returns a store with healthy endpoints of those IDs.
+func newMemory(t testing.TB, cfg lease.MemoryConfig, ids ...string) *lease.Memory {
+	t.Helper()
+	m, err := lease.NewMemory(cfg)
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	for _, id := range ids {
+		require.NoError(t, m.Put(t.Context(), proxy(t, id)))
+		require.NoError(t, m.SetVerdict(t.Context(), id, healthy(1)))
+	}
+	return m
+}
+
+func acquire(t testing.TB, m lease.Store, domain string) *lease.Lease {
+	t.Helper()
+	l, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test", Domain: domain, TTL: time.Minute})
+	require.NoError(t, err)
+	return l
+}
+
+func TestMemoryConfigReportsEveryBadValue(t *testing.T) {
+	_, err := lease.NewMemory(lease.MemoryConfig{LockDelay: -1, DefaultTTL: 2 * time.Hour})
+	assert.ErrorContains(t, err, "lockDelay: -1ns: must not be negative")
+	assert.ErrorContains(t, err, "defaultTTL: 2h0m0s: must not be longer than maxTTL, 1h0m0s")
+}
+
+func TestRequestIsValidated(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	_, err := m.Acquire(t.Context(), lease.Request{TTL: -time.Second})
+	assert.ErrorContains(t, err, "holder: name who holds the lease")
+	assert.ErrorContains(t, err, "ttl: -1s: must not be negative")
+}
+
+// haproxy/haproxy#51, traefik/traefik#4544: traffic went to what was never checked.
+func TestOnlyTheProvenIsLeased(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{})
+	require.NoError(t, m.Put(t.Context(), proxy(t, "a")))
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	require.ErrorIs(t, err, lease.ErrNoneFree)
+	assert.ErrorContains(t, err, "1 endpoints: 1 not yet proven")
+
+	require.NoError(t, m.SetVerdict(t.Context(), "a", endpoint.Verdict{Health: endpoint.Unhealthy, Generation: 1}))
+	_, err = m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	assert.ErrorContains(t, err, "1 unhealthy")
+
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(1)))
+	acquire(t, m, "")
+}
+
+func TestVerdictOnAnOlderGenerationIsDropped(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	changed := proxy(t, "a")
+	changed.Generation = 2
+	require.NoError(t, m.Put(t.Context(), changed))
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(1)))
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	require.ErrorIs(t, err, lease.ErrNoneFree)
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(2)))
+	assert.EqualValues(t, 2, acquire(t, m, "").Endpoint().Generation)
+}
+
+func TestEmptyStoreNeverMatches(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{})
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	require.ErrorIs(t, err, lease.ErrNoMatch)
+	assert.EqualError(t, err, "no lease (no endpoints)")
+}
+
+func TestLeasesAreExclusiveAndRotate(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a", "b", "c")
+	var order []string
+	for range 6 {
+		l := acquire(t, m, "")
+		order = append(order, l.Endpoint().ID)
+		require.NoError(t, l.Release(t.Context()))
+	}
+	assert.Equal(t, []string{"a", "b", "c", "a", "b", "c"}, order)
+
+	for range 3 {
+		acquire(t, m, "")
+	}
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	var unavailable *lease.UnavailableError
+	require.ErrorAs(t, err, &unavailable)
+	assert.Equal(t, 3, unavailable.Counts.Leased)
+	assert.Positive(t, unavailable.RetryAfter, "a lease ends by itself")
+}
+
+func TestReleaseUnusedKeepsItsTurn(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a", "b")
+	require.NoError(t, acquire(t, m, "").ReleaseUnused(t.Context()))
+	assert.Equal(t, "a", acquire(t, m, "").Endpoint().ID)
+}
+
+func TestTokensRise(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	last := time.Now().Add(-time.Minute).UnixMicro()
+	for range 100 {
+		l := acquire(t, m, "")
+		require.Greater(t, l.Key().Token, last)
+		last = l.Key().Token
+		require.NoError(t, l.Release(t.Context()))
+	}
+}
+
+func TestKeysAreCheckedWhole(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	l := acquire(t, m, "")
+	forged := lease.Key{ID: l.Key().ID, Token: l.Key().Token + 1}
+	unknown := lease.Key{ID: "nobody's", Token: 1}
+	fault := lease.Outcome{Kind: lease.ProxyFault}
+
+	_, err := m.Renew(t.Context(), forged, 0)
+	assert.ErrorIs(t, err, lease.ErrNotHeld)
+	assert.ErrorIs(t, m.Release(t.Context(), forged), lease.ErrNotHeld)
+	assert.ErrorIs(t, m.Report(t.Context(), forged, fault), lease.ErrNotHeld)
+	_, err = m.Renew(t.Context(), unknown, 0)
+	assert.ErrorIs(t, err, lease.ErrNotHeld)
+	assert.NoError(t, m.Release(t.Context(), unknown), "there is nothing to release")
+	assert.NoError(t, m.Report(t.Context(), unknown, fault), "it may be late")
+	assert.NoError(t, l.Err(), "nothing of this touched the lease")
+
+	stats, err := m.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, stats.LateReports)
+	assert.ErrorContains(t, m.Report(t.Context(), l.Key(), lease.Outcome{Kind: "odd"}), `kind: "odd"`)
+}
+
+func TestExpiryFreesAfterTheLockDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		time.Sleep(59 * time.Second)
+		require.NoError(t, l.Err(), "never early")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.ErrorIs(t, l.Err(), lease.ErrExpired)
+		require.ErrorIs(t, l.Err(), lease.ErrLost)
+		assert.ErrorIs(t, m.Release(t.Context(), l.Key()), lease.ErrExpired)
+		_, err := m.Renew(t.Context(), l.Key(), 0)
+		assert.ErrorIs(t, err, lease.ErrExpired)
+
+		asked := time.Now()
+		_, err = m.Acquire(t.Context(), lease.Request{Holder: "next"})
+		require.NoError(t, err)
+		assert.Equal(t, 15*time.Second, time.Since(asked), "the old holder may still be sending")
+	})
+}
+
+func TestReleaseFreesAtOnce(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	require.NoError(t, acquire(t, m, "").Release(t.Context()))
+	acquire(t, m, "")
+}
+
+func TestRenewExtends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{MaxTTL: 10 * time.Minute}, "a")
+		l := acquire(t, m, "")
+		time.Sleep(50 * time.Second)
+		require.NoError(t, l.Renew(t.Context(), 24*time.Hour))
+		assert.Equal(t, 10*time.Minute, time.Until(l.ExpiresAt()), "the store grants less than asked")
+		time.Sleep(10*time.Minute - time.Second)
+		require.NoError(t, l.Err())
+		time.Sleep(time.Second)
+		synctest.Wait()
+		assert.ErrorIs(t, l.Err(), lease.ErrExpired)
+		assert.ErrorIs(t, l.Renew(t.Context(), 0), lease.ErrLost)
+	})
+}
+
+func TestAcquireWaitsItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		first := acquire(t, m, "")
+		var order []int
+		var group sync.WaitGroup
+		for i := range 5 {
+			group.Go(func() {
+				l, err := m.Acquire(t.Context(), lease.Request{Holder: fmt.Sprint(i)})
+				if assert.NoError(t, err) {
+					order = append(order, i) // exclusive: no other goroutine is here
+					assert.NoError(t, l.Release(t.Context()))
+				}
+			})
+			synctest.Wait()
+		}
+		require.NoError(t, first.Release(t.Context()))
+		group.Wait()
+		assert.Equal(t, []int{0, 1, 2, 3, 4}, order)
+	})
+}
+
+// One whom the freed endpoint does not satisfy holds up nobody behind.
+func TestAcquireSkipsWhomTheEndpointDoesNotSatisfy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "banned.example")
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+		served := make(chan string, 2)
+		for _, domain := range []string{"banned.example", "other.example"} {
+			go func() {
+				if l, err := m.Acquire(t.Context(), lease.Request{Holder: domain, Domain: domain, TTL: time.Second}); err == nil {
+					served <- domain
+					_ = l.Release(t.Context())
+				}
+			}()
+			synctest.Wait()
+		}
+		require.NoError(t, l.Release(t.Context()))
+		assert.Equal(t, "other.example", <-served)
+		began := time.Now()
+		assert.Equal(t, "banned.example", <-served)
+		assert.Equal(t, 5*time.Minute, time.Since(began), "woken by the end of the cooldown")
+	})
+}
+
+func TestAcquireEndsWithItsContextAndSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		acquire(t, m, "")
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := m.Acquire(ctx, lease.Request{Holder: "test"})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, lease.ErrNoneFree)
+		assert.EqualError(t, err, "no lease after 3s (1 endpoints: 1 leased); one may be free in 57s")
+		stats, _ := m.Stats(t.Context())
+		assert.Zero(t, stats.Waiting)
+		assert.EqualValues(t, 1, stats.Canceled)
+	})
+}
+
+func TestAcquireIsWokenByAVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{})
+		got := make(chan string)
+		go func() {
+			if l, err := m.Acquire(t.Context(), lease.Request{Holder: "test"}); assert.NoError(t, err) {
+				got <- l.Endpoint().ID
+			}
+		}()
+		synctest.Wait()
+		require.NoError(t, m.Put(t.Context(), proxy(t, "late")))
+		require.NoError(t, m.SetVerdict(t.Context(), "late", healthy(1)))
+		assert.Equal(t, "late", <-got)
+	})
+}
+
+func TestABanIsForOneDomainAndOneEndpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a", "b")
+		l := acquire(t, m, "Shop.Example.")
+		require.Equal(t, "a", l.Endpoint().ID)
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked, Status: 403}))
+		require.NoError(t, l.Release(t.Context()))
+
+		// A good probe does not lift it.
+		require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(1)))
+		for range 2 {
+			other := acquire(t, m, "shop.example")
+			assert.Equal(t, "b", other.Endpoint().ID)
+			require.NoError(t, other.Release(t.Context()))
+		}
+		assert.Equal(t, "a", acquire(t, m, "news.example").Endpoint().ID)
+		list, err := m.List(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, map[string]time.Time{"shop.example": time.Now().Add(5 * time.Minute)}, list[0].CoolDomains)
+	})
+}
+
+func TestCooldownsGrowAndEndWithSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		report := func(kind lease.OutcomeKind) time.Duration {
+			l, err := m.Acquire(t.Context(), lease.Request{Holder: "test", Domain: "x.example"})
+			require.NoError(t, err)
+			require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: kind}))
+			require.NoError(t, l.Release(t.Context()))
+			asked := time.Now()
+			l, err = m.Acquire(t.Context(), lease.Request{Holder: "test", Domain: "x.example"})
+			require.NoError(t, err)
+			require.NoError(t, l.ReleaseUnused(t.Context()))
+			return time.Since(asked)
+		}
+		for _, want := range []time.Duration{30, 60, 120, 240, 300, 300} {
+			assert.Equal(t, want*time.Second, report(lease.ProxyFault))
+		}
+		assert.Zero(t, report(lease.OK))
+		assert.Equal(t, 30*time.Second, report(lease.ProxyFault), "success starts anew")
+		for _, want := range []time.Duration{5, 10, 20, 40, 60, 60} {
+			assert.Equal(t, want*time.Minute, report(lease.TargetBlocked))
+		}
+		assert.Zero(t, report(lease.OK))
+		assert.Equal(t, 5*time.Minute, report(lease.TargetBlocked), "success starts anew")
+	})
+}
+
+func TestTheTargetsOwnRetryAfterIsFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "x.example")
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked, RetryAfter: 20 * time.Minute}))
+		list, _ := m.List(t.Context())
+		assert.Equal(t, time.Now().Add(20*time.Minute), list[0].CoolDomains["x.example"])
+	})
+}
+
+// mjfelecio/metric-scraper#27: failures that were in flight together spent the
+// whole budget within 20 ms.
+func TestABurstOfFailuresCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "x.example")
+		for range 10 {
+			require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault}))
+		}
+		list, _ := m.List(t.Context())
+		assert.Equal(t, time.Now().Add(30*time.Second), list[0].CoolUntil)
+	})
+}
+
+// TeamHG-Memex/scrapy-rotating-proxies#5: a 404 page killed every proxy.
+func TestWhatIsNotTheProxysFaultHasNoConsequence(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	for _, kind := range []lease.OutcomeKind{lease.TargetError, lease.Inconclusive, lease.Canceled, lease.OK} {
+		l := acquire(t, m, "x.example")
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: kind, Status: 404}))
+		require.NoError(t, l.Release(t.Context()))
+	}
+	acquire(t, m, "x.example")
+}
+
+func TestProxyFaultsComeOutAsReports(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	reports := m.Reports(ctx)
+	l := acquire(t, m, "x.example")
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault, Status: 407}))
+	got := <-reports
+	assert.Equal(t, "a", got.EndpointID)
+	assert.EqualValues(t, 1, got.Generation)
+	assert.Equal(t, 407, got.Outcome.Status)
+	cancel()
+	_, open := <-reports
+	assert.False(t, open)
+}
+
+func TestASlowReaderOfReportsHoldsUpNobody(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	m.Reports(t.Context())
+	l := acquire(t, m, "")
+	for range 300 {
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault}))
+	}
+	stats, _ := m.Stats(t.Context())
+	assert.EqualValues(t, 300-256, stats.DroppedReports)
+}
+
+func TestDrainLetsLeasesEnd(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	l := acquire(t, m, "")
+	held, err := m.Drain(t.Context(), "a")
+	require.NoError(t, err)
+	assert.Equal(t, 1, held)
+	require.NoError(t, l.Err())
+	require.NoError(t, l.Release(t.Context()))
+	held, err = m.Drain(t.Context(), "a")
+	require.NoError(t, err)
+	assert.Zero(t, held)
+	_, err = m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	assert.ErrorIs(t, err, lease.ErrNoMatch)
+}
+
+func TestRevokeAndRemoveEndLeasesAtOnce(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a", "b")
+	a, b := acquire(t, m, ""), acquire(t, m, "")
+	require.NoError(t, m.Revoke(t.Context(), "a"))
+	require.NoError(t, m.Remove(t.Context(), "b"))
+	require.NoError(t, m.Remove(t.Context(), "b"))
+	assert.ErrorIs(t, a.Err(), lease.ErrRevoked)
+	assert.ErrorIs(t, b.Err(), lease.ErrRevoked)
+	list, _ := m.List(t.Context())
+	require.Len(t, list, 1)
+	assert.False(t, list[0].CoolUntil.IsZero(), "lock delay after a revocation")
+	assert.ErrorIs(t, m.Revoke(t.Context(), "b"), lease.ErrUnknownEndpoint)
+}
+
+// scrapoxy/scrapoxy#47: what was removed came back by a late result.
+func TestALateReportDoesNotBringBackWhatWasReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		changed := proxy(t, "a")
+		changed.Generation = 2
+		require.NoError(t, m.Put(t.Context(), changed))
+		require.NoError(t, l.Err(), "the lease on the former generation goes on")
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault}))
+		require.NoError(t, l.Release(t.Context()))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		assert.ErrorContains(t, err, "1 endpoints: 1 not yet proven")
+	})
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		failed := make(chan error)
+		go func() {
+			_, err := m.Acquire(t.Context(), lease.Request{Holder: "waits"})
+			failed <- err
+		}()
+		synctest.Wait()
+		m.Close()
+		m.Close()
+		assert.ErrorIs(t, <-failed, lease.ErrClosed)
+		assert.ErrorIs(t, l.Err(), lease.ErrClosed)
+		_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		assert.ErrorIs(t, err, lease.ErrClosed)
+		assert.ErrorIs(t, m.Put(t.Context(), proxy(t, "b")), lease.ErrClosed)
+	})
+}
+
+// Many holders at random, over hours of the store's time: never two on one
+// endpoint, and nobody waits for ever.
+func TestManyHoldersNeverShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := []string{"a", "b", "c", "d", "e"}
+		m := newMemory(t, lease.MemoryConfig{}, ids...)
+		var mu sync.Mutex
+		holders := map[string]int{}
+		var group sync.WaitGroup
+		for worker := range 20 {
+			group.Go(func() {
+				rng := rand.New(rand.NewPCG(1, uint64(worker)))
+				for range 50 {
+					l, err := m.Acquire(t.Context(), lease.Request{
+						Holder: "test", Domain: fmt.Sprintf("%d.example", rng.IntN(3)), TTL: time.Minute,
+					})
+					if !assert.NoError(t, err) {
+						return
+					}
+					id := l.Endpoint().ID
+					mu.Lock()
+					holders[id]++
+					assert.Equal(t, 1, holders[id])
+					mu.Unlock()
+					time.Sleep(time.Duration(rng.Int64N(int64(time.Second))))
+					mu.Lock()
+					holders[id]--
+					mu.Unlock()
+					_ = l.Report(t.Context(), lease.Outcome{Kind: []lease.OutcomeKind{
+						lease.OK, lease.OK, lease.ProxyFault, lease.TargetBlocked, lease.Inconclusive,
+					}[rng.IntN(5)]})
+					_ = l.Release(t.Context())
+				}
+			})
+		}
+		group.Wait()
+		stats, _ := m.Stats(t.Context())
+		assert.EqualValues(t, 20*50, stats.Acquired)
+		assert.EqualValues(t, 20*50, stats.Released)
+	})
+}

@@ -1,0 +1,127 @@
+package lease
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/egressfleet/egress/endpoint"
+)
+
+// waiter is an Acquire that found nothing free. As long as it is in the queue,
+// no free slot satisfies it: so whoever finds one free overtakes nobody.
+type waiter struct {
+	req   Request
+	since time.Time
+	ready chan struct{}
+	// Set before ready is closed.
+	lease *Lease
+	err   error
+}
+
+func newWaiter(req Request) *waiter {
+	return &waiter{req: req, since: time.Now(), ready: make(chan struct{})}
+}
+
+func (w *waiter) answer(l *Lease, err error) {
+	w.lease, w.err = l, err
+	close(w.ready)
+}
+
+// wait blocks until the waiter is served or ctx ends.
+func (m *Memory) wait(ctx context.Context, w *waiter, element *list.Element) (*Lease, error) {
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	waited := time.Since(w.since)
+	m.stats.WaitTime += waited
+	select {
+	case <-w.ready: // even where ctx ended too: a lease that was granted is not lost
+		return w.lease, w.err
+	default:
+	}
+	m.waiters.Remove(element)
+	m.stats.Canceled++
+	return nil, m.endOfWaitLocked(w.req, waited, ctx.Err())
+}
+
+// offerLocked gives a free slot to the first waiter whom it satisfies.
+func (m *Memory) offerLocked(s *slot) {
+	if s.next == nil {
+		return
+	}
+	now := time.Now()
+	for e := m.waiters.Front(); e != nil; e = e.Next() {
+		w := e.Value.(*waiter)
+		if !s.blockedFor(w.req.Domain, now) {
+			m.waiters.Remove(e)
+			w.answer(m.grantLocked(s, w.req, now), nil)
+			return
+		}
+	}
+}
+
+// settleLocked puts the slot where it belongs after any change of it, and
+// offers it to waiters if it became free.
+func (m *Memory) settleLocked(s *slot, now time.Time) {
+	listed, free := s.next != nil, s.leasable(now)
+	switch {
+	case free && !listed:
+		m.free.insert(s)
+		m.offerLocked(s)
+	case !free && listed:
+		m.free.remove(s)
+	}
+	if s.coolUntil.After(now) && !s.gone {
+		s.cooling.slot = s
+		m.alarms.set(&s.cooling, s.coolUntil)
+	}
+}
+
+// unavailableLocked is the error for a request that nothing satisfies now.
+func (m *Memory) unavailableLocked(req Request, waited time.Duration) *UnavailableError {
+	now := time.Now()
+	e := &UnavailableError{Counts: m.countLocked(req.Domain, now), Waited: waited, Err: ErrNoneFree}
+	if e.Counts.Total == e.Counts.Draining {
+		e.Err = ErrNoMatch
+		return e
+	}
+	e.RetryAfter = m.nextFreeLocked(req.Domain, now)
+	return e
+}
+
+func (m *Memory) endOfWaitLocked(req Request, waited time.Duration, cause error) error {
+	e := m.unavailableLocked(req, waited)
+	e.Err = errors.Join(e.Err, cause)
+	return e
+}
+
+// nextFreeLocked is when the first healthy slot frees itself, or zero.
+func (m *Memory) nextFreeLocked(domain string, now time.Time) time.Duration {
+	var soonest time.Duration
+	for _, s := range m.slots {
+		if s.draining || s.verdict.Health != endpoint.Healthy {
+			continue
+		}
+		if in := s.freeAt(domain).Sub(now); in > 0 && (soonest == 0 || in < soonest) {
+			soonest = in
+		}
+	}
+	return soonest
+}
+
+// freeAt is when the slot may be leased for the domain, as things stand.
+func (s *slot) freeAt(domain string) time.Time {
+	at := s.coolUntil
+	if s.held != nil {
+		at = later(at, s.held.deadline)
+	}
+	if b, ok := s.blocks[domain]; ok {
+		at = later(at, b.until)
+	}
+	return at
+}
