@@ -24,6 +24,13 @@
 // (Rock Ridge), for Windows and cloudbase-init (Joliet), and for a reader that
 // knows neither and folds the upper case of the plain names.
 //
+// The package has its own writer because a seed is three or four small files
+// and others want too much for them. github.com/kdomanski/iso9660, which reads
+// the images back in this package's tests, stages the files in a temporary
+// folder when writing, which fails on a read-only file system and leaves
+// secrets on disk; it writes neither Rock Ridge nor Joliet, so that names
+// change; and its bytes differ from run to run. BenchmarkSeed runs both.
+//
 // # The documents
 //
 //   - [Network] renders a network-config, version 2.

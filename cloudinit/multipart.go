@@ -34,7 +34,9 @@ type Part struct {
 	// only. Empty leaves the name to cloud-init.
 	Filename string
 
-	// Content reaches cloud-init byte for byte.
+	// Content reaches cloud-init byte for byte, but that a compressed
+	// document with ContentTypeDetect is unpacked: inside a part cloud-init
+	// would not look whether it is compressed.
 	Content []byte
 }
 
@@ -97,13 +99,13 @@ func (p Part) body() []byte {
 	if m := mimeDocument(p.Content); m != nil {
 		return m
 	}
-	contentType := p.ContentType
-	if contentType == "" {
-		contentType = ContentTypeDetect
+	contentType, raw := p.ContentType, p.Content
+	if contentType == "" || contentType == ContentTypeDetect {
+		contentType, raw = ContentTypeDetect, gunzip(p.Content)
 	}
-	charset, encoding, content := "us-ascii", "7bit", string(p.Content)
-	if !isPlainText(p.Content) {
-		charset, encoding, content = "utf-8", "base64", base64Lines(p.Content)
+	charset, encoding, content := "us-ascii", "7bit", string(raw)
+	if !isPlainText(raw) {
+		charset, encoding, content = "utf-8", "base64", base64Lines(raw)
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "Content-Type: %s; charset=\"%s\"\nContent-Transfer-Encoding: %s\n", contentType, charset, encoding)

@@ -243,4 +243,3 @@ func (s Squid) salt(user string) string {
 	}
 	return string(salt)
 }
-

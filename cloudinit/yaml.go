@@ -3,6 +3,7 @@ package cloudinit
 import (
 	"fmt"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -81,13 +82,19 @@ func block(s, indent string) string {
 }
 
 // blockSafe reports whether a literal block with the default chomping keeps s
-// as it is: printable ASCII that neither starts with white space nor ends with
-// anything but exactly one line end.
+// as it is: printable characters that neither start with white space nor end
+// with anything but exactly one line end.
 func blockSafe(s string) bool {
 	if s == "" || s[0] == ' ' || s[0] == '\t' || s[0] == '\n' {
 		return false
 	}
-	return strings.HasSuffix(s, "\n") && !strings.HasSuffix(s, "\n\n") && isPlainText([]byte(s))
+	return strings.HasSuffix(s, "\n") && !strings.HasSuffix(s, "\n\n") &&
+		utf8.ValidString(s) && !strings.ContainsFunc(s, isUnprintable)
+}
+
+// isUnprintable reports whether r is neither printable nor a line feed or tab.
+func isUnprintable(r rune) bool {
+	return !unicode.IsPrint(r) && r != '\n' && r != '\t'
 }
 
 // isPlainText reports whether b is printable ASCII, tabs and line feeds.
