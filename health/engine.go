@@ -1,0 +1,432 @@
+package health
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/alarm"
+	"github.com/egressfleet/egress/internal/check"
+)
+
+// ErrClosed says that the engine was closed.
+var ErrClosed = errors.New("health engine closed")
+
+// EngineConfig tunes an [Engine]. Only Probe is required. The names and their
+// meaning are those of Envoy's health checks.
+type EngineConfig struct {
+	// Probe makes one probe, most often [Prober.Probe]. It must return soon after
+	// its context ends.
+	Probe func(context.Context, endpoint.Endpoint) Result
+	// Interval between probes of a healthy endpoint; 15 s if zero.
+	Interval time.Duration
+	// EdgeInterval is the time to the next probe while a verdict may be about to
+	// change; 2 s if zero, at most Interval.
+	EdgeInterval time.Duration
+	// MaxUnhealthyInterval caps the time between probes of an unhealthy endpoint,
+	// which begins at EdgeInterval and doubles with each failure; 5 min if zero.
+	MaxUnhealthyInterval time.Duration
+	// IntervalJitterPercent is by how much each interval varies, up or down;
+	// 10 if zero, none if negative, at most 50.
+	IntervalJitterPercent int
+	// InitialJitter spreads the first probes: each comes at a random moment
+	// within it; Interval if zero, none if negative.
+	InitialJitter time.Duration
+	// HealthyThreshold is how many successes in a row make an unhealthy endpoint
+	// healthy; 2 if zero. A new one needs one.
+	HealthyThreshold int
+	// UnhealthyThreshold is how many failures in a row make an endpoint
+	// unhealthy; 3 if zero.
+	UnhealthyThreshold int
+	// MaxInFlight bounds the probes at one time; 64 if zero.
+	MaxInFlight int
+	// OnTransition, if set, is told of every change of a verdict, in order for
+	// each endpoint. It is called without a lock, and the endpoint's next probe
+	// waits for it.
+	OnTransition func(Transition)
+	// OnResult, if set, is told of every probe, in the same way.
+	OnResult func(Result)
+	// Logger gets a V(1) line for each transition and a V(2) line for each failed
+	// probe. The zero value discards.
+	Logger logr.Logger
+}
+
+func (c EngineConfig) withDefaults() (EngineConfig, error) {
+	var problems check.Problems
+	problems.Require(c.Probe != nil, "probe", "give the function that probes, such as a Prober's Probe")
+	notNegative(&problems, "interval", c.Interval)
+	notNegative(&problems, "edgeInterval", c.EdgeInterval)
+	notNegative(&problems, "maxUnhealthyInterval", c.MaxUnhealthyInterval)
+	notNegative(&problems, "healthyThreshold", c.HealthyThreshold)
+	notNegative(&problems, "unhealthyThreshold", c.UnhealthyThreshold)
+	notNegative(&problems, "maxInFlight", c.MaxInFlight)
+	if c.IntervalJitterPercent > 50 {
+		problems.Add("intervalJitterPercent", c.IntervalJitterPercent, "must be at most 50")
+	}
+	c.Interval = cmp.Or(c.Interval, 15*time.Second)
+	c.EdgeInterval = min(cmp.Or(c.EdgeInterval, 2*time.Second), c.Interval)
+	c.MaxUnhealthyInterval = cmp.Or(c.MaxUnhealthyInterval, 5*time.Minute)
+	c.IntervalJitterPercent = max(cmp.Or(c.IntervalJitterPercent, 10), 0)
+	c.InitialJitter = max(cmp.Or(c.InitialJitter, c.Interval), 0)
+	c.HealthyThreshold = cmp.Or(c.HealthyThreshold, 2)
+	c.UnhealthyThreshold = cmp.Or(c.UnhealthyThreshold, 3)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, 64)
+	return c, problems.Err()
+}
+
+func notNegative[T int | int64 | time.Duration](problems *check.Problems, path string, value T) {
+	if value < 0 {
+		problems.Add(path, value, "must not be negative")
+	}
+}
+
+// Transition is a change of an endpoint's verdict.
+type Transition struct {
+	Endpoint endpoint.Endpoint
+	From     endpoint.Health
+	// Verdict is the new one.
+	Verdict endpoint.Verdict
+	// Result is the probe that made the change.
+	Result Result
+}
+
+// Status is an endpoint as the engine sees it.
+type Status struct {
+	Endpoint endpoint.Endpoint
+	Verdict  endpoint.Verdict
+	// Last is the latest result; its Started is zero before the first.
+	Last Result
+	// Successes and Failures count those in a row: one of them is zero.
+	Successes, Failures int
+	// NextProbe is when the next one is due; zero while one is in flight.
+	NextProbe time.Time
+}
+
+// Engine keeps verdicts on endpoints. It is safe for concurrent use.
+type Engine struct {
+	cfg    EngineConfig
+	ctx    context.Context
+	cancel context.CancelFunc
+	probes sync.WaitGroup
+
+	// mu guards all below. It is not held while a probe or a hook runs.
+	mu       sync.Mutex
+	closed   bool
+	subjects map[string]*subject
+	clock    alarm.Clock[*subject]
+	due      []*subject // waiting for a place in flight, first come first served
+	inFlight int
+	changed  chan struct{} // closed and replaced at each transition
+}
+
+// subject is an endpoint under observation. A changed endpoint is a new subject.
+type subject struct {
+	endpoint  endpoint.Endpoint
+	verdict   endpoint.Verdict
+	last      Result
+	successes int
+	failures  int
+	next      alarm.Alarm[*subject]
+	probing   bool
+	again     bool // ProbeNow came while a probe was in flight
+	gone      bool
+}
+
+// NewEngine returns an engine without endpoints. Close it to end its probes.
+func NewEngine(cfg EngineConfig) (*Engine, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("health.EngineConfig: %w", err)
+	}
+	e := &Engine{cfg: cfg, subjects: map[string]*subject{}, changed: make(chan struct{})}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.clock.Fire = e.onAlarm
+	return e, nil
+}
+
+// Close ends all probes and returns when none is left, nor any hook running.
+// Do not call it from a hook.
+func (e *Engine) Close() {
+	e.mu.Lock()
+	e.closed = true
+	e.clock.Stop()
+	e.mu.Unlock()
+	e.cancel()
+	e.probes.Wait()
+}
+
+// Put adds an endpoint, or changes one. A new generation or URL begins anew as
+// Unknown; anything else keeps its verdict.
+func (e *Engine) Put(ep endpoint.Endpoint) error {
+	if err := ep.Validate(); err != nil {
+		return fmt.Errorf("endpoint: %w", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	s, known := e.subjects[ep.ID]
+	if known && s.endpoint.Generation == ep.Generation && s.endpoint.URL.Equal(ep.URL) {
+		s.endpoint = ep.Clone()
+		return nil
+	}
+	if known {
+		e.forgetLocked(s)
+	}
+	s = &subject{endpoint: ep.Clone(), verdict: endpoint.Verdict{
+		Health: endpoint.Unknown, Generation: ep.Generation, Since: time.Now(),
+	}}
+	s.next.About = s
+	e.subjects[ep.ID] = s
+	e.clock.Set(&s.next, time.Now().Add(randomUpTo(e.cfg.InitialJitter)))
+	return nil
+}
+
+// Remove ends the observation of an endpoint. Unknown IDs are ignored.
+func (e *Engine) Remove(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s, ok := e.subjects[id]; ok {
+		e.forgetLocked(s)
+	}
+}
+
+func (e *Engine) forgetLocked(s *subject) {
+	s.gone = true
+	e.clock.Clear(&s.next)
+	delete(e.subjects, s.endpoint.ID)
+}
+
+// ProbeNow asks for a probe at once, as after a report of a fault. Unknown IDs
+// are ignored.
+func (e *Engine) ProbeNow(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, ok := e.subjects[id]
+	switch {
+	case !ok || e.closed:
+	case s.probing:
+		s.again = true
+	case s.next.IsSet(): // else it is due already
+		e.clock.Set(&s.next, time.Now())
+	}
+}
+
+// Get returns the status of one endpoint.
+func (e *Engine) Get(id string) (Status, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, ok := e.subjects[id]
+	if !ok {
+		return Status{}, false
+	}
+	return s.status(), true
+}
+
+// Snapshot returns the status of every endpoint, ordered by ID.
+func (e *Engine) Snapshot() []Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := make([]Status, 0, len(e.subjects))
+	for _, id := range slices.Sorted(maps.Keys(e.subjects)) {
+		all = append(all, e.subjects[id].status())
+	}
+	return all
+}
+
+func (s *subject) status() Status {
+	st := Status{
+		Endpoint: s.endpoint.Clone(), Verdict: s.verdict, Last: s.last,
+		Successes: s.successes, Failures: s.failures,
+	}
+	if s.next.IsSet() {
+		st.NextProbe = s.next.At()
+	}
+	return st
+}
+
+// WaitReady blocks until at least n endpoints are healthy. When ctx ends first,
+// the error tells how many were.
+func (e *Engine) WaitReady(ctx context.Context, n int) error {
+	for {
+		healthy, changed := e.healthy()
+		if healthy >= n {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-e.ctx.Done():
+			return ErrClosed
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d endpoints are healthy: %w", healthy, n, ctx.Err())
+		}
+	}
+}
+
+func (e *Engine) healthy() (n int, changed <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.subjects {
+		if s.verdict.Health == endpoint.Healthy {
+			n++
+		}
+	}
+	return n, e.changed
+}
+
+// onAlarm runs when a probe is due.
+func (e *Engine) onAlarm() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	now := time.Now()
+	for a := e.clock.Due(now); a != nil; a = e.clock.Due(now) {
+		e.due = append(e.due, a.About)
+	}
+	e.clock.Rearm()
+	e.startLocked()
+}
+
+// startLocked starts as many probes as may be in flight.
+func (e *Engine) startLocked() {
+	for len(e.due) > 0 && e.inFlight < e.cfg.MaxInFlight && !e.closed {
+		s := e.due[0]
+		e.due[0] = nil
+		e.due = e.due[1:]
+		if s.gone {
+			continue
+		}
+		e.inFlight++
+		s.probing = true
+		target := s.endpoint.Clone()
+		e.probes.Go(func() { e.probe(s, target) })
+	}
+}
+
+func (e *Engine) probe(s *subject, target endpoint.Endpoint) {
+	result := e.cfg.Probe(e.ctx, target)
+	transition := e.record(s, result)
+	if transition != nil && e.cfg.OnTransition != nil {
+		e.cfg.OnTransition(*transition)
+	}
+	e.finish(s)
+}
+
+// record takes a result in, and returns the transition that it makes. What is
+// late, or was cut off by Close, is dropped.
+func (e *Engine) record(s *subject, r Result) *Transition {
+	e.mu.Lock()
+	dropped := s.gone || e.ctx.Err() != nil
+	var t *Transition
+	if !dropped {
+		t = e.judgeLocked(s, r)
+	}
+	e.mu.Unlock()
+	if dropped {
+		return nil
+	}
+	if e.cfg.OnResult != nil {
+		e.cfg.OnResult(r)
+	}
+	if r.Err != nil {
+		e.cfg.Logger.V(2).Info("probe failed", "endpoint", r.EndpointID, "stage", r.Stage().String(), "error", r.Err.Error())
+	}
+	if t != nil {
+		e.cfg.Logger.V(1).Info("verdict", "endpoint", r.EndpointID, "from", t.From, "to", t.Verdict.Health, "reason", t.Verdict.Reason)
+	}
+	return t
+}
+
+func (e *Engine) judgeLocked(s *subject, r Result) *Transition {
+	s.last = r
+	if r.EgressIP.IsValid() {
+		s.endpoint.EgressIP = r.EgressIP
+	}
+	if r.Err == nil {
+		s.successes, s.failures = s.successes+1, 0
+	} else {
+		s.successes, s.failures = 0, s.failures+1
+	}
+	from := s.verdict.Health
+	to := e.next(s)
+	if to == from {
+		return nil
+	}
+	s.verdict = endpoint.Verdict{
+		Health: to, Reason: reason(r), Generation: s.endpoint.Generation,
+		EgressIP: s.endpoint.EgressIP, Since: time.Now(),
+	}
+	close(e.changed)
+	e.changed = make(chan struct{})
+	return &Transition{Endpoint: s.endpoint.Clone(), From: from, Verdict: s.verdict, Result: r}
+}
+
+// next is the health that follows from the counts.
+func (e *Engine) next(s *subject) endpoint.Health {
+	health := s.verdict.Health
+	switch {
+	case health == endpoint.Unknown && s.successes > 0:
+		return endpoint.Healthy
+	case health == endpoint.Unhealthy && s.successes >= e.cfg.HealthyThreshold:
+		return endpoint.Healthy
+	case health != endpoint.Unhealthy && s.failures >= e.cfg.UnhealthyThreshold:
+		return endpoint.Unhealthy
+	}
+	return health
+}
+
+func reason(r Result) string {
+	if r.Err == nil {
+		return fmt.Sprintf("probe succeeded in %v", r.Timings.Total.Round(time.Millisecond))
+	}
+	return r.Err.Error()
+}
+
+// finish gives the place in flight to the next, and sets the next probe.
+func (e *Engine) finish(s *subject) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight--
+	s.probing = false
+	if !s.gone && !e.closed {
+		in := e.intervalAfter(s)
+		if s.again {
+			s.again, in = false, 0
+		}
+		e.clock.Set(&s.next, time.Now().Add(in))
+	}
+	e.startLocked()
+}
+
+func (e *Engine) intervalAfter(s *subject) time.Duration {
+	in := e.cfg.Interval
+	switch {
+	case s.verdict.Health != endpoint.Unhealthy && s.failures > 0,
+		s.verdict.Health == endpoint.Unhealthy && s.successes > 0:
+		in = e.cfg.EdgeInterval
+	case s.verdict.Health == endpoint.Unhealthy:
+		in = e.cfg.EdgeInterval << min(max(s.failures-e.cfg.UnhealthyThreshold, 0), 20)
+		in = min(in, e.cfg.MaxUnhealthyInterval)
+	}
+	spread := in * time.Duration(e.cfg.IntervalJitterPercent) / 100
+	return in - spread + randomUpTo(2*spread)
+}
+
+func randomUpTo(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return rand.N(d)
+}
