@@ -180,7 +180,12 @@ func (p *Prober) fetch(ctx context.Context, proxy endpoint.URL, r *Result, watch
 		}
 	}
 	watch.enter(endpoint.StageBody)
-	if err := p.judgeBody(resp.Body, r); err != nil {
+	err = p.judgeBody(resp.Body, r)
+	if err == nil {
+		// Our own hanging up may make the target end its body as if it were whole.
+		err = ctx.Err()
+	}
+	if err != nil {
 		return &endpoint.Error{Stage: endpoint.StageBody, Proxy: proxy, Err: err}
 	}
 	return nil
