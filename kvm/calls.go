@@ -1,0 +1,196 @@
+package kvm
+
+import (
+	"context"
+	"io"
+
+	"github.com/digitalocean/go-libvirt"
+)
+
+// This file has one method for each function of libvirtAPI, with what its line
+// in the log says: names and sizes, never UUIDs.
+
+const uriSystem = string(libvirt.QEMUSystem)
+
+func (c client) capabilities(ctx context.Context) (string, error) {
+	return do(ctx, c, rpc{name: "virConnectGetCapabilities", read: true, args: []any{"uri", uriSystem}},
+		func(l libvirtAPI) (answer[string], error) {
+			xml, err := l.ConnectGetCapabilities()
+			return answer[string]{xml, []any{"xmlBytes", len(xml)}, []any{"xml", xml}}, err
+		})
+}
+
+func (c client) listDomains(ctx context.Context, flags libvirt.ConnectListAllDomainsFlags) ([]libvirt.Domain, error) {
+	return do(ctx, c, rpc{name: "virConnectListAllDomains", read: true, args: flagArgs(flags)},
+		func(l libvirtAPI) (answer[[]libvirt.Domain], error) {
+			domains, _, err := l.ConnectListAllDomains(1, flags)
+			return answer[[]libvirt.Domain]{domains, []any{"count", len(domains)}, []any{"names", domainNames(domains)}}, err
+		})
+}
+
+func domainNames(domains []libvirt.Domain) []string {
+	names := make([]string, 0, len(domains))
+	for _, d := range domains {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+func (c client) lookupDomain(ctx context.Context, name string) (libvirt.Domain, error) {
+	return do(ctx, c, rpc{name: "virDomainLookupByName", read: true, args: []any{"domain", name}},
+		func(l libvirtAPI) (answer[libvirt.Domain], error) {
+			dom, err := l.DomainLookupByName(name)
+			return answer[libvirt.Domain]{value: dom}, err
+		})
+}
+
+func (c client) defineDomain(ctx context.Context, name, xml string, flags libvirt.DomainDefineFlags) (libvirt.Domain, error) {
+	r := rpc{name: "virDomainDefineXMLFlags", args: flagArgs(flags, "domain", name, "xmlBytes", len(xml)), bodies: []any{"xml", xml}}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[libvirt.Domain], error) {
+		dom, err := l.DomainDefineXMLFlags(xml, flags)
+		return answer[libvirt.Domain]{value: dom}, err
+	})
+}
+
+func (c client) metadata(ctx context.Context, dom libvirt.Domain) (string, error) {
+	const typ, flags = libvirt.DomainMetadataElement, libvirt.DomainAffectConfig
+	r := rpc{name: "virDomainGetMetadata", read: true, args: flagArgs(flags, "domain", dom.Name, "type", int(typ), "uri", metadataURI)}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[string], error) {
+		text, err := l.DomainGetMetadata(dom, int32(typ), libvirt.OptString{metadataURI}, flags)
+		return answer[string]{text, []any{"metadataBytes", len(text)}, []any{"metadata", text}}, err
+	})
+}
+
+func (c client) setMetadata(ctx context.Context, dom libvirt.Domain, text string) error {
+	const typ, flags = libvirt.DomainMetadataElement, libvirt.DomainAffectConfig
+	r := rpc{name: "virDomainSetMetadata", args: flagArgs(flags, "domain", dom.Name, "type", int(typ), "uri", metadataURI, "metadataBytes", len(text)), bodies: []any{"metadata", text}}
+	return run(ctx, c, r, func(l libvirtAPI) error {
+		return l.DomainSetMetadata(dom, int32(typ), libvirt.OptString{text}, libvirt.OptString{metadataPrefix}, libvirt.OptString{metadataURI}, flags)
+	})
+}
+
+// domainState is a state of libvirt with its reason.
+type domainState struct {
+	state  libvirt.DomainState
+	reason int32
+}
+
+func (c client) domainState(ctx context.Context, dom libvirt.Domain) (domainState, error) {
+	return do(ctx, c, rpc{name: "virDomainGetState", read: true, args: []any{"domain", dom.Name}},
+		func(l libvirtAPI) (answer[domainState], error) {
+			state, reason, err := l.DomainGetState(dom, 0)
+			return answer[domainState]{domainState{libvirt.DomainState(state), reason}, []any{"state", state, "reason", reason}, nil}, err
+		})
+}
+
+func (c client) setAutostart(ctx context.Context, dom libvirt.Domain, on bool) error {
+	var autostart int32
+	if on {
+		autostart = 1
+	}
+	return run(ctx, c, rpc{name: "virDomainSetAutostart", args: []any{"domain", dom.Name, "autostart", on}},
+		func(l libvirtAPI) error { return l.DomainSetAutostart(dom, autostart) })
+}
+
+func (c client) startDomain(ctx context.Context, dom libvirt.Domain) error {
+	return run(ctx, c, rpc{name: "virDomainCreate", args: []any{"domain", dom.Name}},
+		func(l libvirtAPI) error { return l.DomainCreate(dom) })
+}
+
+func (c client) destroyDomain(ctx context.Context, dom libvirt.Domain) error {
+	return run(ctx, c, rpc{name: "virDomainDestroyFlags", args: []any{"domain", dom.Name}},
+		func(l libvirtAPI) error { return l.DomainDestroyFlags(dom, 0) })
+}
+
+func (c client) undefineDomain(ctx context.Context, dom libvirt.Domain, flags libvirt.DomainUndefineFlagsValues) error {
+	return run(ctx, c, rpc{name: "virDomainUndefineFlags", args: flagArgs(flags, "domain", dom.Name)},
+		func(l libvirtAPI) error { return l.DomainUndefineFlags(dom, flags) })
+}
+
+func (c client) interfaceAddresses(ctx context.Context, dom libvirt.Domain, source libvirt.DomainInterfaceAddressesSource) ([]libvirt.DomainInterface, error) {
+	r := rpc{name: "virDomainInterfaceAddresses", read: true, args: []any{"domain", dom.Name, "source", sourceNames[source]}}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[[]libvirt.DomainInterface], error) {
+		ifaces, err := l.DomainInterfaceAddresses(dom, uint32(source), 0) //nolint:gosec // a small constant.
+		return answer[[]libvirt.DomainInterface]{ifaces, []any{"interfaces", len(ifaces)}, []any{"addresses", addressTexts(ifaces)}}, err
+	})
+}
+
+func addressTexts(ifaces []libvirt.DomainInterface) []string {
+	var texts []string
+	for _, i := range ifaces {
+		for _, a := range i.Addrs {
+			texts = append(texts, i.Name+" "+a.Addr)
+		}
+	}
+	return texts
+}
+
+func (c client) lookupPool(ctx context.Context, name string) (libvirt.StoragePool, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolLookupByName", read: true, args: []any{"pool", name}},
+		func(l libvirtAPI) (answer[libvirt.StoragePool], error) {
+			pool, err := l.StoragePoolLookupByName(name)
+			return answer[libvirt.StoragePool]{value: pool}, err
+		})
+}
+
+func (c client) poolXML(ctx context.Context, pool libvirt.StoragePool) (string, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolGetXMLDesc", read: true, args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) (answer[string], error) {
+			xml, err := l.StoragePoolGetXMLDesc(pool, 0)
+			return answer[string]{xml, []any{"xmlBytes", len(xml)}, []any{"xml", xml}}, err
+		})
+}
+
+func (c client) refreshPool(ctx context.Context, pool libvirt.StoragePool) error {
+	return run(ctx, c, rpc{name: "virStoragePoolRefresh", read: true, args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) error { return l.StoragePoolRefresh(pool, 0) })
+}
+
+func (c client) lookupVolume(ctx context.Context, pool libvirt.StoragePool, name string) (libvirt.StorageVol, error) {
+	return do(ctx, c, rpc{name: "virStorageVolLookupByName", read: true, args: []any{"pool", pool.Name, "volume", name}},
+		func(l libvirtAPI) (answer[libvirt.StorageVol], error) {
+			vol, err := l.StorageVolLookupByName(pool, name)
+			return answer[libvirt.StorageVol]{value: vol}, err
+		})
+}
+
+func (c client) volumePath(ctx context.Context, vol libvirt.StorageVol) (string, error) {
+	return do(ctx, c, rpc{name: "virStorageVolGetPath", read: true, args: volumeArgs(vol)},
+		func(l libvirtAPI) (answer[string], error) {
+			path, err := l.StorageVolGetPath(vol)
+			return answer[string]{path, []any{"path", path}, nil}, err
+		})
+}
+
+// volumeSize is what libvirt knows of a volume's size, in bytes.
+type volumeSize struct{ capacity, allocation uint64 }
+
+func (c client) volumeSize(ctx context.Context, vol libvirt.StorageVol) (volumeSize, error) {
+	return do(ctx, c, rpc{name: "virStorageVolGetInfo", read: true, args: volumeArgs(vol)},
+		func(l libvirtAPI) (answer[volumeSize], error) {
+			_, capacity, allocation, err := l.StorageVolGetInfo(vol)
+			return answer[volumeSize]{volumeSize{capacity, allocation}, []any{"capacity", capacity, "allocation", allocation}, nil}, err
+		})
+}
+
+func (c client) createVolume(ctx context.Context, pool libvirt.StoragePool, name, xml string) (libvirt.StorageVol, error) {
+	r := rpc{name: "virStorageVolCreateXML", args: []any{"pool", pool.Name, "volume", name, "xmlBytes", len(xml)}, bodies: []any{"xml", xml}}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[libvirt.StorageVol], error) {
+		vol, err := l.StorageVolCreateXML(pool, xml, 0)
+		return answer[libvirt.StorageVol]{value: vol}, err
+	})
+}
+
+func (c client) deleteVolume(ctx context.Context, vol libvirt.StorageVol) error {
+	return run(ctx, c, rpc{name: "virStorageVolDelete", args: volumeArgs(vol)},
+		func(l libvirtAPI) error { return l.StorageVolDelete(vol, 0) })
+}
+
+// uploadVolume sends all of stream to the volume's beginning. Length 0 sets no
+// limit.
+func (c client) uploadVolume(ctx context.Context, vol libvirt.StorageVol, stream io.Reader, length uint64) error {
+	return run(ctx, c, rpc{name: "virStorageVolUpload", args: append(volumeArgs(vol), "offset", 0, "length", length)},
+		func(l libvirtAPI) error { return l.StorageVolUpload(vol, stream, 0, length, 0) })
+}
+
+func volumeArgs(vol libvirt.StorageVol) []any { return []any{"pool", vol.Pool, "volume", vol.Name} }

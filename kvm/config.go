@@ -1,0 +1,366 @@
+package kvm
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/egressfleet/egress/internal/check"
+	"github.com/egressfleet/egress/provider"
+)
+
+// Config says which hosts there are and what is made on them. [New] copies it.
+// Literals must name their fields.
+type Config struct {
+	// Name is the provider's name in logs and errors; "kvm" if empty.
+	Name string `json:"-"`
+
+	// SSHKeyFile is a private key without a passphrase. Required unless all
+	// hosts are local. It is read again when it changed.
+	SSHKeyFile string `json:"sshKeyFile,omitempty"`
+	// KnownHostsFile has the keys of the hosts, in the form of OpenSSH.
+	// Required unless all hosts are local or InsecureIgnoreHostKey is set. It is
+	// read again when it changed.
+	KnownHostsFile string `json:"knownHostsFile,omitempty"`
+	// InsecureIgnoreHostKey accepts any host key: whoever answers in place of
+	// the host gets the user-data. Default false.
+	InsecureIgnoreHostKey bool `json:"insecureIgnoreHostKey,omitempty"`
+
+	// DiskSizeGiB is the least size of an instance's disk, in GiB; 10 if zero.
+	// A disk is never smaller than its image.
+	DiskSizeGiB int `json:"diskSizeGb,omitempty"`
+	// VendorData is given to every guest as cloud-init's vendor-data. It is not
+	// logged.
+	VendorData string `json:"vendorData,omitempty"`
+	// InstallGuestAgent adds to the vendor-data a script that installs the QEMU
+	// guest agent where it is missing. Default on.
+	InstallGuestAgent provider.Toggle `json:"installGuestAgent,omitempty"`
+	// Autostart starts the instances when their host has rebooted. Default on.
+	Autostart provider.Toggle `json:"autostart,omitempty"`
+	// DomainType is "kvm", "qemu" (software emulation) or "auto", which takes
+	// kvm where the host has it. Default "auto".
+	DomainType string `json:"domainType,omitempty"`
+	// CPUModel is a CPU model of libvirt for all domains. Empty means the
+	// host's own CPU under kvm, and a plain model under emulation.
+	CPUModel string `json:"cpuModel,omitempty"`
+
+	// Images are the images by their key, which becomes a part of volume names.
+	Images map[string]Image `json:"images,omitempty"`
+	// MachineTypes are the sizes of instances by their key. At least one.
+	MachineTypes map[string]MachineType `json:"machineTypes"`
+	// Hosts are the hypervisors. At least one.
+	Hosts []Host `json:"hosts"`
+	// Timeouts are the times to wait.
+	Timeouts Timeouts `json:"timeouts,omitzero"`
+
+	// Logger is used where the context carries none. The zero value discards.
+	Logger logr.Logger `json:"-"`
+	// Trace, if set, is told of operations, their steps, calls and dials.
+	Trace *Trace `json:"-"`
+	// AmendDomain, if set, may change the domain before it is defined. It must
+	// keep the name and is called again when Create resumes, concurrently for
+	// several instances. An error of it is ErrPermanent.
+	AmendDomain func(*libvirtxml.Domain) error `json:"-"`
+	// HTTPClient fetches the images; if nil, one that honours the proxy
+	// variables of the environment.
+	HTTPClient *http.Client `json:"-"`
+	// Progress, if set, is told how much of an image has reached a host, about
+	// every half MiB, and shall return soon. One image is told in order.
+	Progress func(ImageProgress) `json:"-"`
+}
+
+// Host is one hypervisor.
+type Host struct {
+	// Name is unique and becomes a part of provider IDs. Required.
+	Name string `json:"name"`
+	// Address is host:port of its sshd, port 22 if left out. "local" is this
+	// machine's own libvirt, by its socket without SSH. Required, but an empty
+	// one with Socket set is local too.
+	Address string `json:"address,omitempty"`
+	// User is the account to log in as. Required unless the host is local.
+	User string `json:"user,omitempty"`
+	// Socket is the path of libvirt's socket there. Empty means
+	// /var/run/libvirt/libvirt-sock, and where that is missing virtqemud-sock
+	// beside it.
+	Socket string `json:"socket,omitempty"`
+	// Pool is a storage pool of type dir; "default" if empty.
+	Pool string `json:"pool,omitempty"`
+	// Bridge is the network bridge of the instances. Required.
+	Bridge string `json:"bridge"`
+}
+
+// Image is where a disk image comes from.
+type Image struct {
+	// URL is an http or https address of an uncompressed image. Required.
+	URL string `json:"url"`
+	// SHA256 and SHA512 are digests in hexadecimal; each that is given is
+	// checked. With neither, the image is what the first fetch on each host gave.
+	SHA256 string `json:"sha256,omitempty"`
+	SHA512 string `json:"sha512,omitempty"`
+	// Format is "qcow2" or "raw". Default "qcow2".
+	Format string `json:"format,omitempty"`
+	// Firmware is "uefi" or "bios". Default "uefi".
+	Firmware string `json:"firmware,omitempty"`
+}
+
+// MachineType is the size of an instance.
+type MachineType struct {
+	// VCPUs is the number of virtual processors. Required.
+	VCPUs int `json:"vcpus"`
+	// MemoryMiB is the memory in MiB. Required.
+	MemoryMiB int `json:"memoryMiB"`
+}
+
+// Timeouts are the times to wait. Zero means the default.
+type Timeouts struct {
+	// Dial is for connecting to a host, whole. Default 15s.
+	Dial provider.Duration `json:"dial,omitempty"`
+	// Call is for one call of libvirt that has no deadline of its own, uploads
+	// excepted. Default 2m.
+	Call provider.Duration `json:"call,omitempty"`
+	// Grace is how long after its caller left an unanswered call condemns the
+	// connection. Default 10s.
+	Grace provider.Duration `json:"grace,omitempty"`
+	// Keepalive is how often an SSH server must show that it is there; one that
+	// missed it is dropped. Default 15s.
+	Keepalive provider.Duration `json:"keepalive,omitempty"`
+	// Address is for each source of a guest's address. Default 3s.
+	Address provider.Duration `json:"address,omitempty"`
+	// Stall is how long an image's server may send nothing. Default 30s.
+	Stall provider.Duration `json:"stall,omitempty"`
+	// ImageTakeover is how long an unfinished image in a pool must not have
+	// grown before it is taken for broken and fetched again. Longer than Stall.
+	// Default 1m.
+	ImageTakeover provider.Duration `json:"imageTakeover,omitempty"`
+}
+
+// ImageProgress tells how much of an image has reached a host.
+type ImageProgress struct {
+	// Host and Volume are where it goes.
+	Host, Volume string
+	// Bytes are sent so far, of Total, which is -1 where the server does not
+	// tell it.
+	Bytes, Total int64
+}
+
+const (
+	firmwareUEFI = "uefi"
+	firmwareBIOS = "bios"
+	formatQCOW2  = "qcow2"
+	formatRaw    = "raw"
+	typeAuto     = "auto"
+	typeKVM      = "kvm"
+	typeQEMU     = "qemu"
+	addressLocal = "local"
+)
+
+// Validate reports every problem of c at once, each with the path of its
+// field. [New] calls it.
+func (c Config) Validate() error {
+	var problems check.Problems
+	c.checkSSH(&problems)
+	c.checkDefaults(&problems)
+	problems.Require(len(c.MachineTypes) > 0, "machineTypes", "give at least one, such as small: {vcpus: 1, memoryMiB: 1024}")
+	for _, key := range slices.Sorted(maps.Keys(c.MachineTypes)) {
+		problems.Within(fmt.Sprintf("machineTypes.%s", key), c.MachineTypes[key].validate())
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.Images)) {
+		path := fmt.Sprintf("images.%s", key)
+		problems.Within(path, c.Images[key].validate())
+		if !volumePartPattern.MatchString(key) {
+			problems.Add(path, key, "becomes a part of volume names, so it must begin with a letter or digit and hold only letters, digits, and the characters _ . -")
+		}
+	}
+	c.checkHosts(&problems)
+	return problems.Err()
+}
+
+var volumePartPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+
+func (c Config) checkSSH(problems *check.Problems) {
+	if !slices.ContainsFunc(c.Hosts, func(h Host) bool { return !h.local() }) {
+		return
+	}
+	problems.Require(c.SSHKeyFile != "", "sshKeyFile", "give the path of a private key to log in to the hosts with")
+	problems.Require(c.KnownHostsFile != "" || c.InsecureIgnoreHostKey, "knownHostsFile",
+		"give the path of a known_hosts file, as ssh-keyscan prints it, or set insecureIgnoreHostKey on a network you trust")
+}
+
+func (c Config) checkDefaults(problems *check.Problems) {
+	if c.DiskSizeGiB < 0 || c.DiskSizeGiB > 64<<10 {
+		problems.Add("diskSizeGb", c.DiskSizeGiB, "must lie between 1 and 65536, or be left out for 10")
+	}
+	if !slices.Contains([]string{"", typeAuto, typeKVM, typeQEMU}, c.DomainType) {
+		problems.Add("domainType", c.DomainType, "must be kvm, qemu or auto")
+	}
+	problems.Within("timeouts", c.Timeouts.validate())
+}
+
+func (c Config) checkHosts(problems *check.Problems) {
+	problems.Require(len(c.Hosts) > 0, "hosts", "give at least one")
+	seen := map[string]bool{}
+	for i, h := range c.Hosts {
+		path := fmt.Sprintf("hosts[%d]", i)
+		problems.Within(path, h.validate())
+		if h.Name != "" && seen[h.Name] {
+			problems.Add(path+".name", h.Name, "is the name of another host too")
+		}
+		seen[h.Name] = true
+	}
+}
+
+func (h Host) validate() error {
+	var problems check.Problems
+	problems.Within("name", provider.ValidIDPart(h.Name))
+	problems.Require(h.Bridge != "", "bridge", "give the network bridge of the instances, such as br0")
+	if h.Socket != "" && !strings.HasPrefix(h.Socket, "/") {
+		problems.Add("socket", h.Socket, "must be an absolute path")
+	}
+	if h.local() {
+		return problems.Err()
+	}
+	problems.Require(h.User != "", "user", "give the account to log in as")
+	if h.Address == "" {
+		problems.Missing("address", "give host:port of its sshd, or local for this machine's own libvirt")
+	} else if _, _, err := net.SplitHostPort(h.sshAddress()); err != nil || strings.Contains(h.Address, "/") {
+		problems.Add("address", h.Address, "must be host:port of its sshd, or local for this machine's own libvirt")
+	}
+	return problems.Err()
+}
+
+// local tells whether the host is reached by a socket of this machine.
+func (h Host) local() bool {
+	return h.Address == addressLocal || h.Address == "" && h.Socket != ""
+}
+
+// sshAddress is Address with its port.
+func (h Host) sshAddress() string {
+	if _, _, err := net.SplitHostPort(h.Address); err != nil && !strings.Contains(h.Address, ":") {
+		return net.JoinHostPort(h.Address, "22")
+	}
+	return h.Address
+}
+
+// sockets are the paths to try, in order.
+func (h Host) sockets() []string {
+	if h.Socket != "" {
+		return []string{h.Socket}
+	}
+	return []string{"/var/run/libvirt/libvirt-sock", "/var/run/libvirt/virtqemud-sock"}
+}
+
+func (i Image) validate() error {
+	var problems check.Problems
+	problems.Within("url", validImageURL(i.URL))
+	checkDigest(&problems, "sha256", i.SHA256, 32)
+	checkDigest(&problems, "sha512", i.SHA512, 64)
+	if !slices.Contains([]string{"", formatQCOW2, formatRaw}, i.Format) {
+		problems.Add("format", i.Format, "must be qcow2 or raw")
+	}
+	if !slices.Contains([]string{"", firmwareUEFI, firmwareBIOS}, i.Firmware) {
+		problems.Add("firmware", i.Firmware, "must be uefi or bios")
+	}
+	return problems.Err()
+}
+
+// validImageURL does not repeat the URL: it may carry credentials.
+func validImageURL(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return errors.New("must be an http or https URL of the image")
+	}
+	return nil
+}
+
+func checkDigest(problems *check.Problems, path, digest string, size int) {
+	if raw, err := hex.DecodeString(digest); digest != "" && (err != nil || len(raw) != size) {
+		problems.Add(path, digest, fmt.Sprintf("must be %d hexadecimal digits", 2*size))
+	}
+}
+
+func (m MachineType) validate() error {
+	var problems check.Problems
+	if m.VCPUs < 1 || m.VCPUs > 1024 {
+		problems.Add("vcpus", m.VCPUs, "must lie between 1 and 1024")
+	}
+	if m.MemoryMiB < 64 || m.MemoryMiB > 16<<20 {
+		problems.Add("memoryMiB", m.MemoryMiB, "must lie between 64 and 16777216")
+	}
+	return problems.Err()
+}
+
+func (t Timeouts) validate() error {
+	var problems check.Problems
+	for _, field := range []struct {
+		name  string
+		value provider.Duration
+	}{
+		{"dial", t.Dial}, {"call", t.Call}, {"grace", t.Grace}, {"keepalive", t.Keepalive},
+		{"address", t.Address}, {"stall", t.Stall}, {"imageTakeover", t.ImageTakeover},
+	} {
+		if field.value < 0 {
+			problems.Add(field.name, field.value, "must be positive, or be left out for the default")
+		}
+	}
+	if d := t.withDefaults(); d.ImageTakeover <= d.Stall {
+		problems.Add("imageTakeover", d.ImageTakeover, fmt.Sprintf("must be longer than stall (%s), or a slow fetch is taken for a broken one", d.Stall))
+	}
+	return problems.Err()
+}
+
+func (t Timeouts) withDefaults() Timeouts {
+	or := func(d provider.Duration, def time.Duration) provider.Duration { return provider.Duration(d.Or(def)) }
+	return Timeouts{
+		Dial: or(t.Dial, 15*time.Second), Call: or(t.Call, 2*time.Minute),
+		Grace: or(t.Grace, 10*time.Second), Keepalive: or(t.Keepalive, 15*time.Second),
+		Address: or(t.Address, 3*time.Second), Stall: or(t.Stall, 30*time.Second),
+		ImageTakeover: or(t.ImageTakeover, time.Minute),
+	}
+}
+
+// withDefaults returns a deep copy in which every default is filled in.
+func (c Config) withDefaults() Config {
+	c.Images = maps.Clone(c.Images)
+	for key, image := range c.Images {
+		c.Images[key] = image.withDefaults()
+	}
+	c.MachineTypes = maps.Clone(c.MachineTypes)
+	c.Hosts = slices.Clone(c.Hosts)
+	for i := range c.Hosts {
+		c.Hosts[i].Pool = or(c.Hosts[i].Pool, "default")
+	}
+	c.Name = or(c.Name, "kvm")
+	c.DiskSizeGiB = or(c.DiskSizeGiB, 10)
+	c.DomainType = or(c.DomainType, typeAuto)
+	c.Timeouts = c.Timeouts.withDefaults()
+	if c.Logger.GetSink() == nil {
+		c.Logger = logr.Discard()
+	}
+	return c
+}
+
+func (i Image) withDefaults() Image {
+	i.SHA256, i.SHA512 = strings.ToLower(i.SHA256), strings.ToLower(i.SHA512)
+	i.Format = or(i.Format, formatQCOW2)
+	i.Firmware = or(i.Firmware, firmwareUEFI)
+	return i
+}
+
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}

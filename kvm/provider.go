@@ -1,0 +1,224 @@
+package kvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/provider"
+)
+
+// ids is the form of our IDs.
+var ids = provider.IDFormat{Scopes: "hosts", Kinds: "domains"}
+
+// Provider makes instances on the configured hosts. It implements
+// [provider.Provider]. All methods are safe for concurrent use.
+type Provider struct {
+	cfg   Config
+	log   logr.Logger
+	hosts map[string]*host
+	// order has the hosts as they are configured.
+	order []*host
+	names nameLocks
+	// ownHTTP fetches the images unless the configuration has its own.
+	ownHTTP *http.Client
+
+	lifetime context.Context
+	stop     context.CancelFunc
+
+	mu         sync.Mutex
+	closed     bool
+	operations sync.WaitGroup // grows only under mu while not closed
+}
+
+var _ provider.Provider = (*Provider)(nil)
+
+// host is one hypervisor with what is known of it.
+type host struct {
+	Host
+	*hostConn
+	log    logr.Logger
+	facts  factsCache
+	images imageFetches
+	seen   recordCache
+}
+
+// New checks the configuration and returns a provider, without connecting to
+// any host. SSH material that is missing or broken is no error: it is logged,
+// and read again when it is needed.
+//
+// The caller must Close the provider.
+func New(cfg Config) (*Provider, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("kvm: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	p := &Provider{
+		cfg: cfg, hosts: map[string]*host{}, log: scoped(cfg.Logger, cfg.Name),
+		ownHTTP: &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()},
+	}
+	if cfg.HTTPClient == nil {
+		p.cfg.HTTPClient = p.ownHTTP
+	}
+	p.lifetime, p.stop = context.WithCancel(context.Background())
+	keys := newSSHKeys(cfg)
+	for _, h := range cfg.Hosts {
+		p.addHost(h, keys)
+	}
+	p.warn(keys)
+	return p, nil
+}
+
+func scoped(log logr.Logger, name string) logr.Logger {
+	return log.WithName("kvm").WithValues("provider", name)
+}
+
+func (p *Provider) addHost(cfg Host, keys *sshKeys) {
+	log := p.log.WithValues("host", cfg.Name)
+	var t transport = localTransport{cfg}
+	if !cfg.local() {
+		t = newSSHTransport(p.lifetime, cfg, keys, p.cfg.Timeouts, log)
+	}
+	h := &host{Host: cfg, log: log, hostConn: newHostConn(p.lifetime, cfg.Name, t, p.cfg.Timeouts, p.cfg.Trace, log)}
+	p.hosts[cfg.Name] = h
+	p.order = append(p.order, h)
+}
+
+func (p *Provider) warn(keys *sshKeys) {
+	if !slices.ContainsFunc(p.order, func(h *host) bool { return !h.local() }) {
+		return
+	}
+	if err := keys.check(); err != nil {
+		p.log.Info("kvm ssh material is not usable; proxies on this provider will fail until it is", "error", err.Error())
+	}
+	if p.cfg.InsecureIgnoreHostKey {
+		p.log.Info("kvm host keys are not checked: whoever answers in place of a host gets the user-data")
+	}
+}
+
+// Close ends the connections and waits for what runs, which fails with
+// context.Canceled. Calls after it fail. It may be called more than once.
+func (p *Provider) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.stop()
+	p.operations.Wait()
+	for _, h := range p.order {
+		h.images.wait()
+		h.close()
+	}
+	p.ownHTTP.CloseIdleConnections()
+	return nil
+}
+
+var errClosed = errors.New("the provider is closed")
+
+// enter counts an operation in and ties its context to the provider's life.
+func (p *Provider) enter(ctx context.Context) (context.Context, func(), error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return ctx, nil, errClosed
+	}
+	p.operations.Add(1)
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(p.lifetime, cancel)
+	return ctx, func() { stop(); cancel(); p.operations.Done() }, nil
+}
+
+// operation is one call of a method of the contract, once its place is known.
+type operation struct {
+	p     *Provider
+	info  OperationInfo
+	host  *host
+	name  string
+	log   logr.Logger
+	start time.Time
+}
+
+// client is the way to the operation's host.
+func (o *operation) client() client { return o.host.controlClient() }
+
+// operate runs f as one operation on the instance with that name: logged,
+// traced, and with the error of the contract.
+func (p *Provider) operate(ctx context.Context, op string, h *host, name string, f func(context.Context, *operation) error) error {
+	id := ids.Format(h.Name, name)
+	ctx, leave, err := p.enter(ctx)
+	if err != nil {
+		return p.failure(op, id, h.Name, err)
+	}
+	defer leave()
+	o := &operation{p: p, host: h, name: name, start: time.Now(), info: OperationInfo{Op: op, Provider: p.cfg.Name, ID: id}}
+	ctx = p.withLogger(ctx, h, name)
+	o.log = logr.FromContextOrDiscard(ctx)
+	ctx, end := p.cfg.Trace.operation(ctx, o.info)
+	err = p.failure(op, id, h.Name, f(ctx, o))
+	end(err)
+	return err
+}
+
+// withLogger puts the logger of an operation into its context. The caller's own
+// logger there is preferred to the provider's.
+func (p *Provider) withLogger(ctx context.Context, h *host, name string) context.Context {
+	log := p.log
+	if own, err := logr.FromContext(ctx); err == nil {
+		log = scoped(own, p.cfg.Name)
+	}
+	log = log.WithValues("host", h.Name)
+	if name != "" {
+		log = log.WithValues("name", name)
+	}
+	return logr.NewContext(ctx, log)
+}
+
+// exclusively runs f while no other call works on that name. What f abandoned
+// has ended, or its connection is given up, before the next one's turn.
+func (p *Provider) exclusively(ctx context.Context, h *host, name string, f func(context.Context) error) error {
+	unlock, err := p.names.lock(ctx, h.Name+"/"+name)
+	if err != nil {
+		return err
+	}
+	ctx, left := withLeftovers(ctx)
+	err = f(ctx)
+	if ctx.Err() == nil {
+		unlock()
+		return err
+	}
+	h.running.Go(func() {
+		left.Wait()
+		unlock()
+	})
+	return err
+}
+
+// find takes an ID apart.
+func (p *Provider) find(op, id string) (*host, string, error) {
+	hostName, name, err := ids.Parse(id)
+	if err != nil {
+		return nil, "", p.failure(op, id, "", err)
+	}
+	h := p.hosts[hostName]
+	if h == nil {
+		return nil, "", p.failure(op, id, "", &provider.Error{
+			Class: provider.ErrPermanent, Code: provider.CodeUnconfigured,
+			Err: fmt.Errorf("host %q is not configured, there are %s", hostName, strings.Join(p.hostNames(), ", ")),
+		})
+	}
+	return h, name, nil
+}
+
+func (p *Provider) hostNames() []string {
+	names := make([]string, 0, len(p.order))
+	for _, h := range p.order {
+		names = append(names, h.Name)
+	}
+	return names
+}
