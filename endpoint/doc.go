@@ -10,7 +10,7 @@
 //
 //	proxy, err := endpoint.ParseURL("http://crawler:secret@192.0.2.7:3128")
 //	transport, err := endpoint.NewTransport(proxy, endpoint.TransportConfig{})
-//	client := &http.Client{Transport: transport, Timeout: 30 * time.Second}
+//	client := &http.Client{Transport: transport}
 //
 // # One transport, one proxy
 //
@@ -32,5 +32,6 @@
 //
 // Dialling and TLS handshakes have timeouts of their own. A proxy that accepts a
 // CONNECT and never answers is held only by the request's context, as is a
-// body that never ends: always give one a deadline.
+// body that never ends: always give one a deadline. The Timeout of http.Client
+// works too, but its error hides the [*Error] of the stage.
 package endpoint

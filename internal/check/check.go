@@ -44,10 +44,15 @@ func (p *Problems) Require(ok bool, path, remedy string) {
 	}
 }
 
-// Within takes over the problems of a nested field, each path set below path.
+// Within takes over the problems of a nested field, each path set below path;
+// an empty path leaves them as they are.
 // An error that is no list of problems is taken as one.
 func (p *Problems) Within(path string, err error) {
 	for _, e := range flatten(err) {
+		if path == "" {
+			p.errs = append(p.errs, e)
+			continue
+		}
 		p.errs = append(p.errs, fmt.Errorf("%s%s%w", path, joiner(e), e))
 	}
 }

@@ -1,0 +1,151 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/egressfleet/egress/provider"
+	"github.com/egressfleet/egress/provider/local"
+	"github.com/egressfleet/egress/provider/registry"
+)
+
+// nested is the configuration of a user's own provider.
+type nested struct {
+	Hosts []struct {
+		Address string            `json:"address"`
+		Wait    provider.Duration `json:"wait"`
+	} `json:"hosts"`
+}
+
+var types = registry.Types{
+	"local": registry.For(func(name string, cfg local.Config) (*local.Provider, error) {
+		cfg.Name = name
+		return local.New(cfg)
+	}),
+	"own": registry.For(func(_ string, cfg nested) (provider.Provider, error) {
+		if len(cfg.Hosts) == 0 {
+			return nil, errors.New("hosts: list at least one")
+		}
+		return local.New(local.Config{})
+	}),
+}
+
+func TestAFileOfProviders(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "providers.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(`
+providers:
+  - name: dev
+    type: local
+    local: {bootDelay: 1s, capacity: 1}
+  - {name: bare, type: local}
+  - name: mine
+    type: own
+    own:
+      hosts: [{address: a, wait: 5s}]
+`), 0o600))
+	r, err := registry.Load(path, types)
+	require.NoError(t, err)
+	defer r.Close()
+	assert.Equal(t, []string{"dev", "bare", "mine"}, r.Names())
+	assert.NoError(t, r.Err())
+	p, err := r.Get("dev")
+	require.NoError(t, err)
+	_, err = p.Get(t.Context(), "nonsense")
+	assert.ErrorContains(t, err, "dev Get")
+	_, err = r.Get("other")
+	assert.EqualError(t, err, `no provider is named "other": the file has ["dev" "bare" "mine"]`)
+}
+
+func TestAFileOfTheWrongShapeIsRefusedWhole(t *testing.T) {
+	_, err := registry.Parse([]byte(`
+providers:
+  - {name: "a/b", type: local}
+  - {name: dev, type: lokal}
+  - name: dev
+    type: own
+    own:
+      hosts: [{address: a, adress: b}, {wait: soon}]
+  - name: more
+    type: own
+    kvm: {}
+    own:
+      host: []
+      hosts: [{}, {adress: b}]
+  - {type: local}
+  - {name: more, type: local, local: {capacity: 1}}
+`), types)
+	for _, want := range []string{
+		`providers[0].name: "a/b": becomes a part of provider IDs`,
+		`providers[1].type: "lokal": must be one of ["local" "own"]`,
+		`providers[2].own: "soon" is no duration`,
+		`providers[3].kvm: unknown field`,
+		`providers[3].own.host: unknown field`,
+		`providers[3].own.hosts[1].adress: unknown field`,
+		`providers[4].name: must be a string that is not empty`,
+		`providers[5].name: "more": is used twice`,
+	} {
+		assert.ErrorContains(t, err, want)
+	}
+	for text, want := range map[string]string{
+		"":                             "list at least one provider",
+		"providers: []":                "list at least one provider",
+		"providers: {}":                "cannot unmarshal object",
+		"provider: []":                 "provider: unknown field",
+		"providers: [":                 "did not find expected node content",
+		"providers: []\nproviders: []": "already set in map",
+	} {
+		_, err := registry.Parse([]byte(text), types)
+		assert.ErrorContains(t, err, want)
+	}
+	_, err = registry.Load(filepath.Join(t.TempDir(), "absent.yaml"), types)
+	assert.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestOneThatCannotBeMadeLeavesTheOthers(t *testing.T) {
+	r, err := registry.Parse([]byte(`
+providers:
+  - {name: broken, type: own}
+  - {name: dev, type: local}
+`), types)
+	require.NoError(t, err)
+	defer r.Close()
+	assert.EqualError(t, r.Err(), "provider broken: hosts: list at least one")
+	_, err = r.Get("broken")
+	assert.ErrorContains(t, err, "list at least one")
+	_, err = r.Get("dev")
+	assert.NoError(t, err)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("providers: [{name: dev, type: local, local: {bootDelay: 1s}}]"))
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		if r, err := registry.Parse(data, types); err == nil {
+			_ = r.Close()
+		}
+	})
+}
+
+func ExampleParse() {
+	file := `
+providers:
+  - name: dev
+    type: local
+    local:
+      bootDelay: 1s
+      bootdelay: 2s
+`
+	_, err := registry.Parse([]byte(file), registry.Types{
+		"local": registry.For(func(name string, cfg local.Config) (*local.Provider, error) {
+			cfg.Name = name
+			return local.New(cfg)
+		}),
+	})
+	fmt.Println(err)
+	// Output: providers[0].local.bootdelay: unknown field
+}
