@@ -77,7 +77,7 @@ func (g *guest) run(shell []string, script string) (output, journal string, ok b
 const aptInstall = "-q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold "
 
 func TestGuestAgentScript(t *testing.T) {
-	const enabled = "systemctl daemon-reload\nsystemctl enable qemu-guest-agent\nsystemctl start qemu-guest-agent\n"
+	const enabled = "systemctl is-enabled -q qemu-guest-agent\nsystemctl start qemu-guest-agent\n"
 	cases := []struct {
 		name    string
 		stubs   []string
@@ -95,8 +95,11 @@ func TestGuestAgentScript(t *testing.T) {
 		{"apk and OpenRC", []string{"apk", "rc-update", "rc-service"}, true,
 			"apk add --no-cache qemu-guest-agent\nrc-update add qemu-guest-agent default\nrc-service qemu-guest-agent start\n", ""},
 		{"none", []string{"systemctl"}, false, "", "install qemu-guest-agent in the image"},
-		{"present", []string{"qemu-ga", "apt-get", "systemctl"}, true, enabled, "installed already"},
-		{"static unit", []string{"qemu-ga", "systemctl: [ $1 != enable ]"}, true, enabled, "a static unit needs no enabling"},
+		{"present", []string{"qemu-ga", "apt-get", "systemctl"}, true, enabled, "installed already"}, // so is a static unit, as that of Debian 12, to is-enabled
+		{"not enabled", []string{"qemu-ga", "systemctl: [ $1 != is-enabled ]"}, true,
+			"systemctl is-enabled -q qemu-guest-agent\nsystemctl enable qemu-guest-agent\nsystemctl start qemu-guest-agent\n", "the agent runs"},
+		{"cannot be enabled", []string{"qemu-ga", "systemctl: [ $1 = start ]"}, true,
+			"systemctl is-enabled -q qemu-guest-agent\nsystemctl enable qemu-guest-agent\nsystemctl start qemu-guest-agent\n", "was not enabled"},
 		{"does not start", []string{"qemu-ga", "systemctl: [ $1 != start ]"}, false, enabled, "journalctl -u qemu-guest-agent"},
 		{"no service manager", []string{"qemu-ga"}, false, "", "neither systemd nor OpenRC"},
 		{"OpenRC has it already", []string{"qemu-ga", "rc-update: exit 1", "rc-service"}, true,
@@ -169,7 +172,7 @@ func TestSquidSetupScript(t *testing.T) {
 		output, journal, ok := g.run(shell, cloudinit.SquidSetupScript())
 		require.True(t, ok, output)
 		users, conf := g.root+cloudinit.UsersPath, g.root+cloudinit.ConfPath
-		assert.Equal(t, "squid -v\nchown nobody "+users+"\nsquid -k parse -f "+conf+"\nsystemctl daemon-reload\nsystemctl enable squid\nsystemctl restart squid\nsystemctl restart logrotate.timer\n", journal)
+		assert.Equal(t, "squid -v\nchown nobody "+users+"\nsquid -k parse -f "+conf+"\nsystemctl is-enabled -q squid\nsystemctl daemon-reload\nsystemctl is-enabled -q squid\nsystemctl restart squid\nsystemctl restart logrotate.timer\n", journal)
 
 		info, err := os.Stat(users)
 		require.NoError(t, err)

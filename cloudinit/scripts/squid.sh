@@ -41,7 +41,14 @@ if [ -f "$users" ]; then
 	give_users_file
 	find_helper
 fi
-squid -k parse -f "$conf" || fail "squid does not accept $conf: see above"
+parsed=$(squid -k parse -f "$conf" 2>&1) || {
+	echo "$parsed"
+	fail "squid does not accept $conf: see above"
+}
+# The drop-in is new to systemd. Enabling a unit reads it too.
+if has systemctl && systemctl is-enabled -q squid; then
+	systemctl daemon-reload
+fi
 enable_now squid restart
 if has systemctl; then
 	systemctl restart logrotate.timer || say "logs are rotated once a day only: there is no logrotate.timer"

@@ -50,12 +50,11 @@ install() {
 	fi || fail "$1 could not be installed: see above, or install it in the image"
 }
 
-# enable_now SERVICE WORD: WORD is start or restart. A static unit cannot be
-# enabled and need not be: starting it is what counts.
+# enable_now SERVICE WORD: WORD is start or restart. A static unit counts as
+# enabled, and starting it is what counts.
 enable_now() {
 	if has systemctl; then
-		systemctl daemon-reload
-		systemctl enable "$1" || say "$1 was not enabled; a static unit needs no enabling"
+		systemctl is-enabled -q "$1" || systemctl enable "$1" || say "$1 was not enabled, and will not start after a reboot"
 		systemctl "$2" "$1" || fail "$1 did not $2: see journalctl -u $1"
 	elif has rc-service; then
 		rc-update add "$1" default || say "$1 was not added to the default runlevel"
