@@ -1,0 +1,172 @@
+package fakelibvirt
+
+import (
+	"io"
+
+	"github.com/digitalocean/go-libvirt"
+	"libvirt.org/go/libvirtxml"
+)
+
+// StoragePoolLookupByName implements the function of go-libvirt.
+func (c *Conn) StoragePoolLookupByName(name string) (libvirt.StoragePool, error) {
+	return do(c, "virStoragePoolLookupByName", name, func(h *Host) (libvirt.StoragePool, error) {
+		p := h.pools[name]
+		if p == nil {
+			return libvirt.StoragePool{}, Errorf(libvirt.ErrNoStoragePool, "Storage pool not found: no storage pool with matching name '%s'", name)
+		}
+		return libvirt.StoragePool{Name: name, UUID: p.uuid}, nil
+	})
+}
+
+// StoragePoolGetXMLDesc implements the function of go-libvirt.
+func (c *Conn) StoragePoolGetXMLDesc(pool libvirt.StoragePool, _ libvirt.StorageXMLFlags) (string, error) {
+	return do(c, "virStoragePoolGetXMLDesc", pool.Name, func(h *Host) (string, error) {
+		p, err := h.poolOf(pool)
+		if p == nil {
+			return "", err
+		}
+		return "<pool type='dir'><name>" + pool.Name + "</name><target><path>" + p.target + "</path></target></pool>", nil
+	})
+}
+
+// StoragePoolRefresh implements the function of go-libvirt.
+func (c *Conn) StoragePoolRefresh(pool libvirt.StoragePool, _ uint32) error {
+	return run(c, "virStoragePoolRefresh", pool.Name, func(h *Host) error {
+		_, err := h.poolOf(pool)
+		return err
+	})
+}
+
+// StorageVolLookupByName implements the function of go-libvirt.
+func (c *Conn) StorageVolLookupByName(pool libvirt.StoragePool, name string) (libvirt.StorageVol, error) {
+	return do(c, "virStorageVolLookupByName", name, func(h *Host) (libvirt.StorageVol, error) {
+		p, err := h.poolOf(pool)
+		if err != nil {
+			return libvirt.StorageVol{}, err
+		}
+		if p.volumes[name] == nil {
+			return libvirt.StorageVol{}, Errorf(libvirt.ErrNoStorageVol, "Storage volume not found: no storage vol with matching name '%s'", name)
+		}
+		return libvirt.StorageVol{Pool: pool.Name, Name: name, Key: p.target + "/" + name}, nil
+	})
+}
+
+// StorageVolGetPath implements the function of go-libvirt.
+func (c *Conn) StorageVolGetPath(vol libvirt.StorageVol) (string, error) {
+	return do(c, "virStorageVolGetPath", vol.Name, func(h *Host) (string, error) {
+		if _, err := h.volumeOf(vol); err != nil {
+			return "", err
+		}
+		return h.pools[vol.Pool].target + "/" + vol.Name, nil
+	})
+}
+
+// StorageVolGetInfo implements the function of go-libvirt. As of real ones, the
+// capacity of a qcow2 file is its virtual size.
+func (c *Conn) StorageVolGetInfo(vol libvirt.StorageVol) (typ int8, capacity, allocation uint64, err error) {
+	v, err := do(c, "virStorageVolGetInfo", vol.Name, func(h *Host) (volume, error) {
+		v, err := h.volumeOf(vol)
+		if err != nil {
+			return volume{}, err
+		}
+		return *v, nil
+	})
+	if size, ok := virtualSize(v.content); ok {
+		v.capacity = size
+	}
+	return 0, max(v.capacity, uint64(len(v.content))), uint64(len(v.content)), err
+}
+
+// StorageVolCreateXML implements the function of go-libvirt.
+func (c *Conn) StorageVolCreateXML(pool libvirt.StoragePool, text string, _ libvirt.StorageVolCreateFlags) (libvirt.StorageVol, error) {
+	var x libvirtxml.StorageVolume
+	if err := x.Unmarshal(text); err != nil || x.Capacity == nil || x.Capacity.Unit != "bytes" {
+		return libvirt.StorageVol{}, Errorf(libvirt.ErrXMLError, "XML error: bad volume definition")
+	}
+	return do(c, "virStorageVolCreateXML", x.Name, func(h *Host) (libvirt.StorageVol, error) {
+		p, err := h.poolOf(pool)
+		if err != nil {
+			return libvirt.StorageVol{}, err
+		}
+		if p.volumes[x.Name] != nil {
+			return libvirt.StorageVol{}, Errorf(libvirt.ErrStorageVolExist, "storage volume '%s' exists already", x.Name)
+		}
+		v := &volume{capacity: x.Capacity.Value, format: x.Target.Format.Type}
+		if b := x.BackingStore; b != nil {
+			if b.Format == nil || h.fileOf(b.Path) == nil {
+				return libvirt.StorageVol{}, Errorf(libvirt.ErrSystemError, "qemu-img: %s: Could not open '%s': No such file or directory", x.Name, b.Path)
+			}
+			v.backing = b.Path
+		}
+		p.volumes[x.Name] = v
+		return libvirt.StorageVol{Pool: pool.Name, Name: x.Name, Key: p.target + "/" + x.Name}, nil
+	})
+}
+
+// StorageVolDelete implements the function of go-libvirt.
+func (c *Conn) StorageVolDelete(vol libvirt.StorageVol, _ libvirt.StorageVolDeleteFlags) error {
+	return run(c, "virStorageVolDelete", vol.Name, func(h *Host) error {
+		if _, err := h.volumeOf(vol); err != nil {
+			return err
+		}
+		delete(h.pools[vol.Pool].volumes, vol.Name)
+		return nil
+	})
+}
+
+// StorageVolUpload implements the function of go-libvirt. Like real ones it
+// succeeds when the volume is deleted meanwhile, and when the stream is shorter
+// than its length; a stream that fails leaves a part.
+func (c *Conn) StorageVolUpload(vol libvirt.StorageVol, stream io.Reader, offset, length uint64, _ libvirt.StorageVolUploadFlags) error {
+	call, err := c.begin("virStorageVolUpload", vol.Name)
+	if err != nil {
+		return err
+	}
+	c.h.mu.Lock()
+	v, err := c.h.volumeOf(vol)
+	if err == nil {
+		v.content = v.content[:min(offset, uint64(len(v.content)))]
+	}
+	c.h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := c.receive(v, stream, length); err != nil {
+		return err
+	}
+	return c.hook(c.h.After, call)
+}
+
+func (c *Conn) receive(v *volume, stream io.Reader, length uint64) error {
+	buf := make([]byte, 4<<20)
+	for {
+		n, err := stream.Read(buf)
+		if appendErr := c.append(v, buf[:n], length); appendErr != nil {
+			return appendErr
+		}
+		if err == io.EOF { //nolint:errorlint // a stream's end.
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Conn) append(v *volume, data []byte, length uint64) error {
+	select {
+	case <-c.cut:
+		return ErrCut
+	default:
+	}
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	if length > 0 && uint64(len(v.content)+len(data)) > length {
+		return Errorf(libvirt.ErrInternalError, "cannot write to stream: No space left on device")
+	}
+	if c.h.PoolBytes > 0 && c.h.used()+uint64(len(data)) > c.h.PoolBytes {
+		return Errorf(libvirt.ErrSystemError, "cannot write to stream: No space left on device")
+	}
+	v.content = append(v.content, data...)
+	return nil
+}

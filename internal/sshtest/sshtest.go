@@ -1,0 +1,271 @@
+// Package sshtest is an SSH server in the test's process. It forwards unix
+// sockets, which is all that is needed to reach libvirt, and misbehaves on
+// demand.
+package sshtest
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
+)
+
+// Server accepts one user key and shows one or more host keys.
+type Server struct {
+	listener net.Listener
+	hostKeys []ssh.Signer
+
+	mu sync.Mutex
+	// authorized is the only key that may log in.
+	authorized ssh.PublicKey
+	// reject is why channels are rejected; zero accepts them.
+	reject ssh.RejectionReason
+	// shell answers commands; nil refuses sessions.
+	shell func(command string) string
+	// mute leaves requests, such as keepalives, without an answer.
+	mute bool
+	// silent accepts connections and says nothing.
+	silent bool
+	conns  []net.Conn
+	logins int
+	wg     sync.WaitGroup
+}
+
+// New starts a server on loopback that ends with the test. The client's key may
+// log in. Without host keys it makes one.
+func New(t testing.TB, client ssh.PublicKey, hostKeys ...ssh.Signer) *Server {
+	t.Helper()
+	if len(hostKeys) == 0 {
+		hostKeys = []ssh.Signer{NewKey(t).Signer}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{listener: l, hostKeys: hostKeys, authorized: client}
+	s.wg.Go(s.accept)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// Close ends the server and all connections.
+func (s *Server) Close() {
+	_ = s.listener.Close()
+	s.Disconnect()
+	s.wg.Wait()
+}
+
+// Disconnect cuts all connections.
+func (s *Server) Disconnect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conns {
+		_ = c.Close()
+	}
+	s.conns = nil
+}
+
+// Address is host:port.
+func (s *Server) Address() string { return s.listener.Addr().String() }
+
+// KnownHosts is the line of known_hosts for each host key.
+func (s *Server) KnownHosts() string {
+	var lines string
+	for _, k := range s.hostKeys {
+		lines += knownhosts.Line([]string{s.Address()}, k.PublicKey()) + "\n"
+	}
+	return lines
+}
+
+// Authorize replaces the key that may log in.
+func (s *Server) Authorize(key ssh.PublicKey) { s.set(func() { s.authorized = key }) }
+
+// Reject rejects channels for that reason; zero accepts them again.
+func (s *Server) Reject(reason ssh.RejectionReason) { s.set(func() { s.reject = reason }) }
+
+// Shell answers the commands of sessions.
+func (s *Server) Shell(f func(command string) string) { s.set(func() { s.shell = f }) }
+
+// Mute leaves requests without an answer.
+func (s *Server) Mute() { s.set(func() { s.mute = true }) }
+
+// Silence has new connections hear nothing.
+func (s *Server) Silence() { s.set(func() { s.silent = true }) }
+
+// Logins is how often somebody logged in.
+func (s *Server) Logins() (n int) {
+	s.set(func() { n = s.logins })
+	return n
+}
+
+func (s *Server) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *Server) accept() {
+	for {
+		conn, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		var silent bool
+		s.set(func() { s.conns, silent = append(s.conns, conn), s.silent })
+		if !silent {
+			s.wg.Go(func() { s.serve(conn) })
+		}
+	}
+}
+
+func (s *Server) config() *ssh.ServerConfig {
+	cfg := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if string(key.Marshal()) != string(s.authorized.Marshal()) {
+			return nil, os.ErrPermission
+		}
+		return nil, nil
+	}}
+	for _, k := range s.hostKeys {
+		cfg.AddHostKey(k)
+	}
+	return cfg
+}
+
+func (s *Server) serve(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	_, chans, reqs, err := ssh.NewServerConn(conn, s.config())
+	if err != nil {
+		return
+	}
+	s.set(func() { s.logins++ })
+	s.wg.Go(func() { s.requests(reqs) })
+	for c := range chans {
+		s.wg.Go(func() { s.channel(c) })
+	}
+}
+
+func (s *Server) requests(reqs <-chan *ssh.Request) {
+	for r := range reqs {
+		var mute bool
+		s.set(func() { mute = s.mute })
+		if !mute && r.WantReply {
+			_ = r.Reply(false, nil)
+		}
+	}
+}
+
+func (s *Server) channel(c ssh.NewChannel) {
+	var reject ssh.RejectionReason
+	var shell func(string) string
+	s.set(func() { reject, shell = s.reject, s.shell })
+	switch c.ChannelType() {
+	case "session":
+		s.session(c, shell)
+	case "direct-streamlocal@openssh.com":
+		if reject != 0 {
+			_ = c.Reject(reject, "open failed")
+			return
+		}
+		s.forward(c)
+	default:
+		_ = c.Reject(ssh.UnknownChannelType, "")
+	}
+}
+
+func (s *Server) session(c ssh.NewChannel, shell func(string) string) {
+	if shell == nil {
+		_ = c.Reject(ssh.Prohibited, "no sessions")
+		return
+	}
+	ch, reqs, err := c.Accept()
+	if err != nil {
+		return
+	}
+	defer func() { _ = ch.Close() }()
+	for r := range reqs {
+		var exec struct{ Command string }
+		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &exec) != nil {
+			_ = r.Reply(false, nil)
+			continue
+		}
+		_ = r.Reply(true, nil)
+		_, _ = io.WriteString(ch, shell(exec.Command)+"\n")
+		_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{}))
+		return
+	}
+}
+
+func (s *Server) forward(c ssh.NewChannel) {
+	var want struct {
+		Path, Reserved string
+		Port           uint32
+	}
+	if ssh.Unmarshal(c.ExtraData(), &want) != nil {
+		_ = c.Reject(ssh.ConnectionFailed, "bad request")
+		return
+	}
+	sock, err := net.Dial("unix", want.Path)
+	if err != nil {
+		_ = c.Reject(ssh.ConnectionFailed, "open failed")
+		return
+	}
+	ch, reqs, err := c.Accept()
+	if err != nil {
+		_ = sock.Close()
+		return
+	}
+	go ssh.DiscardRequests(reqs)
+	s.wg.Go(func() { _, _ = io.Copy(sock, ch); _ = sock.Close() })
+	_, _ = io.Copy(ch, sock)
+	_ = ch.Close()
+	_ = sock.Close()
+}
+
+// Key is a key pair.
+type Key struct {
+	ssh.Signer
+	// PEM is the private key as OpenSSH writes it.
+	PEM []byte
+}
+
+// NewKey makes an ed25519 key pair.
+func NewKey(t testing.TB) Key {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := ssh.MarshalPrivateKey(private, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.NewSignerFromKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Key{Signer: signer, PEM: pem.EncodeToMemory(block)}
+}
+
+// WriteFile writes a file into the test's directory, as a Secret mount would
+// swap it, and returns its path.
+func WriteFile(t testing.TB, dir, name string, content []byte) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path+".new", content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

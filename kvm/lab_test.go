@@ -1,0 +1,3 @@
+package kvm_test
+
+func childOfLab() bool { return false }
