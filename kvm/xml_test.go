@@ -1,0 +1,90 @@
+package kvm_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/egressfleet/egress/internal/fakelibvirt"
+	"github.com/egressfleet/egress/kvm"
+	"github.com/egressfleet/egress/provider"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(got+"\n"), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, string(want), got+"\n", "run with -update if the change is meant")
+}
+
+var sampleRecord = kvm.Record{
+	Tag: "tag-a", UID: "uid-1", Stage: "making", MAC: "52:54:12:34:56:78",
+	Created: time.Date(2026, 11, 30, 12, 0, 0, 5000, time.UTC), Metadata: map[string]string{"port": "3128", "hash": "a\nb"},
+}
+
+func sampleSpec(t *testing.T) kvm.DomainSpec {
+	t.Helper()
+	element, err := sampleRecord.Element()
+	require.NoError(t, err)
+	name := provider.Name("uid-1")
+	return kvm.DomainSpec{
+		Name:       name,
+		Hypervisor: kvm.Hypervisor{Type: "kvm", Arch: "x86_64", Machine: "q35", Emulator: "/usr/bin/qemu-system-x86_64"},
+		Machine:    kvm.MachineType{VCPUs: 2, MemoryMiB: 1024}, Firmware: "uefi",
+		Disk: "/var/lib/libvirt/images/" + name + ".qcow2", Seed: "/var/lib/libvirt/images/" + name + "-seed.iso",
+		Bridge: "br0", MAC: sampleRecord.MAC, ConsoleLog: "/var/log/libvirt/qemu/" + name + "-console.log", Metadata: element,
+	}
+}
+
+func TestDomainXML(t *testing.T) {
+	for file, change := range map[string]func(*kvm.DomainSpec){
+		"domain-kvm-uefi.xml": func(*kvm.DomainSpec) {},
+		"domain-qemu-bios.xml": func(s *kvm.DomainSpec) {
+			s.Hypervisor.Type, s.Firmware, s.UUID = "qemu", "bios", "11111111-2222-3333-4444-555555555555"
+		},
+		"domain-cpu-model.xml": func(s *kvm.DomainSpec) { s.CPUModel, s.ConsoleLog = "Nehalem", "" },
+		"domain-aarch64.xml": func(s *kvm.DomainSpec) {
+			s.Hypervisor = kvm.Hypervisor{Type: "qemu", Arch: "aarch64", Machine: "virt", Emulator: "/usr/bin/qemu-system-aarch64"}
+		},
+	} {
+		spec := sampleSpec(t)
+		change(&spec)
+		text, err := spec.Domain().Marshal()
+		require.NoError(t, err)
+		golden(t, file, text)
+		assert.NotContains(t, text, "type='volume'")
+	}
+}
+
+func TestOverlayXML(t *testing.T) {
+	text, err := kvm.OverlaySpec{Name: "x.qcow2", CapacityBytes: 10 << 30, Base: "/p/base.raw", BaseFormat: "raw"}.Volume().Marshal()
+	require.NoError(t, err)
+	golden(t, "overlay.xml", text)
+}
+
+func TestHypervisorFromCapabilities(t *testing.T) {
+	h, err := kvm.ParseHypervisor(fakelibvirt.WithKVM, "auto")
+	require.NoError(t, err)
+	assert.Equal(t, kvm.Hypervisor{Type: "kvm", Arch: "x86_64", Machine: "q35", Emulator: "/usr/bin/qemu-system-x86_64"}, h)
+	h, err = kvm.ParseHypervisor(fakelibvirt.WithKVM, "qemu")
+	require.NoError(t, err)
+	assert.Equal(t, "qemu", h.Type)
+	_, err = kvm.ParseHypervisor("<capabilities><host><cpu><arch>x86_64</arch></cpu></host></capabilities>", "kvm")
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.ErrorContains(t, err, "/dev/kvm")
+	_, err = kvm.ParseHypervisor("<capabilities><host><cpu><arch>x86_64</arch></cpu></host></capabilities>", "auto")
+	assert.ErrorContains(t, err, "no QEMU for x86_64")
+	_, err = kvm.ParseHypervisor("nonsense", "auto")
+	assert.True(t, provider.HasCode(err, "NoHypervisor"))
+}
