@@ -39,9 +39,9 @@ func (m *Memory) retireLocked(s *slot) {
 	if s.next != nil {
 		m.free.remove(s)
 	}
-	m.alarms.clear(&s.cooling)
+	m.alarms.Clear(&s.cooling)
 	for _, b := range s.blocks {
-		m.alarms.clear(&b.alarm)
+		m.alarms.Clear(&b.alarm)
 	}
 	s.gone = true
 	delete(m.slots, s.endpoint.ID)

@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/alarm"
 	"github.com/egressfleet/egress/internal/check"
 )
 
@@ -83,7 +84,7 @@ type Memory struct {
 	ended    map[string]int64 // tokens of leases that expired or were revoked
 	free     freeList
 	waiters  list.List // of *waiter, in order of arrival
-	alarms   alarms
+	alarms   alarm.Clock[matter]
 	readers  map[chan Report]struct{}
 	used     uint64 // rises with each use of a slot
 	token    int64
@@ -98,7 +99,7 @@ type held struct {
 	holder   string
 	domain   string
 	deadline time.Time
-	alarm    alarm
+	alarm    alarm.Alarm[matter]
 	lease    *Lease
 	used     uint64          // the slot's, before this lease
 	blamed   map[string]bool // domains, and "" for the proxy, that cooled down already
@@ -115,7 +116,7 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 		slots: map[string]*slot{}, leases: map[string]*held{}, ended: map[string]int64{},
 		readers: map[chan Report]struct{}{}, outcomes: map[OutcomeKind]int64{},
 	}
-	m.alarms.fire = m.onAlarm
+	m.alarms.Fire = m.onAlarm
 	return m, nil
 }
 
@@ -127,7 +128,7 @@ func (m *Memory) Close() {
 		return
 	}
 	m.closed = true
-	m.alarms.stop()
+	m.alarms.Stop()
 	for _, h := range m.leases {
 		h.lease.Lose(ErrClosed)
 	}
@@ -222,8 +223,8 @@ func (m *Memory) ttl(want time.Duration) time.Duration {
 
 func (m *Memory) setDeadlineLocked(h *held, at time.Time) {
 	h.deadline = at
-	h.alarm.lease = h
-	m.alarms.set(&h.alarm, at)
+	h.alarm.About.lease = h
+	m.alarms.Set(&h.alarm, at)
 }
 
 // findLocked returns the lease of that key, or why there is none.
@@ -306,7 +307,7 @@ func (m *Memory) release(key Key, unused bool) error {
 func (m *Memory) endLocked(h *held, cause error) {
 	now := time.Now()
 	delete(m.leases, h.key.ID)
-	m.alarms.clear(&h.alarm)
+	m.alarms.Clear(&h.alarm)
 	h.lease.Lose(cause)
 	if log := m.log.V(1); log.Enabled() {
 		log.Info("lease ended", "endpoint", h.slot.endpoint.ID, "holder", h.holder, "token", h.key.Token, "reason", cause.Error())
@@ -324,7 +325,7 @@ const memory = 10 * time.Minute
 
 func (m *Memory) rememberLocked(h *held, now time.Time) {
 	m.ended[h.key.ID] = h.key.Token
-	m.alarms.set(&alarm{forget: h.key.ID}, now.Add(memory))
+	m.alarms.Set(&alarm.Alarm[matter]{About: matter{forget: h.key.ID}}, now.Add(memory))
 }
 
 // Report implements [Store].
@@ -393,8 +394,8 @@ func (m *Memory) blockLocked(s *slot, o Outcome, now time.Time) {
 	b.count++
 	pause := escalate(m.cfg.DomainCooldown, m.cfg.MaxDomainCooldown, b.count)
 	b.until = later(b.until, now.Add(min(max(pause, o.RetryAfter), m.cfg.MaxDomainCooldown)))
-	b.alarm.slot, b.alarm.domain = s, o.Domain
-	m.alarms.set(&b.alarm, b.until)
+	b.alarm.About = matter{slot: s, domain: o.Domain}
+	m.alarms.Set(&b.alarm, b.until)
 	m.log.V(1).Info("endpoint cools down for domain", "endpoint", s.endpoint.ID, "domain", o.Domain, "until", b.until)
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/alarm"
 )
 
 // slot is one endpoint in the store.
@@ -16,7 +17,7 @@ type slot struct {
 	used     uint64 // when it was used last, or came in; see Memory.used
 
 	coolUntil time.Time
-	cooling   alarm
+	cooling   alarm.Alarm[matter]
 	faults    int // proxy faults since the last OK
 	blocks    map[string]*block
 
@@ -30,7 +31,7 @@ type slot struct {
 type block struct {
 	until time.Time
 	count int
-	alarm alarm
+	alarm alarm.Alarm[matter]
 }
 
 func (s *slot) block(domain string) *block {

@@ -77,8 +77,8 @@ func (m *Memory) settleLocked(s *slot, now time.Time) {
 		m.free.remove(s)
 	}
 	if s.coolUntil.After(now) && !s.gone {
-		s.cooling.slot = s
-		m.alarms.set(&s.cooling, s.coolUntil)
+		s.cooling.About.slot = s
+		m.alarms.Set(&s.cooling, s.coolUntil)
 	}
 }
 
