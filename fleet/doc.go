@@ -1,0 +1,45 @@
+// Package fleet keeps a number of healthy proxies alive on any provider.
+//
+//	f, err := fleet.New(fleet.Config{
+//		Provider:  p,                                  // kvm, gcp, local, your own
+//		Tag:       "crawl-eu",
+//		Size:      10,
+//		Request:   request,                            // user-data and placement for a UID
+//		Endpoint:  endpointOf,                         // the proxy's URL on an instance
+//		Health:    health.EngineConfig{Probe: prober.Probe},
+//		Inventory: store,                              // where crawlers lease them
+//	})
+//	defer f.Close(ctx, fleet.Keep)
+//	err = f.WaitReady(ctx, 5)
+//
+// # What it does
+//
+// For each missing proxy it draws a UID, asks [Config.Request] what to make,
+// records both, and calls Create until the backend accepts. It polls the
+// instance until it runs, has [Config.Endpoint] tell the proxy's URL, probes it,
+// and passes each verdict to the inventory. What dies is replaced by another with
+// a new UID:
+//
+//   - an instance that is gone, stopped or failed, at once;
+//   - one that does not become healthy within the boot timeout;
+//   - one that was healthy and has been unhealthy for [Config.UnhealthyTimeout],
+//     a few at a time: a fifth of the fleet, and one by one while more than half
+//     of it is unhealthy. A blip destroys nothing.
+//
+// Before an instance is deleted its endpoint is drained: no new leases, and time
+// for those that are held. A proxy fault that a holder reports leads to an early
+// probe, never to a deletion by itself.
+//
+// # What it never does
+//
+// It never has more than [Config.MaxSize] instances, counting those that are
+// being made, are being deleted or do not answer. An error that retrying cannot
+// help is reported by [Config.OnEvent] and retried slowly, never answered by
+// making more.
+//
+// # Restarts
+//
+// Its record is memory. A new fleet adopts by tag what the former one left, so
+// each tag must have one fleet. Proxy passwords need no store: derive them with
+// [DerivePassword] from a key and the UID.
+package fleet
