@@ -1,6 +1,7 @@
 # lab/common.sh - what the lab's commands share; sourced by them.
 # shellcheck shell=bash disable=SC2034
 set -euo pipefail
+umask 022
 
 lab_src=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 lab_dir=$(realpath -m "${EGRESS_LAB_DIR:-/var/tmp/egress-lab}")
