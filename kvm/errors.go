@@ -42,7 +42,16 @@ func permanent(code, format string, args ...any) error {
 }
 
 func transient(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: fmt.Errorf(format, args...)}
+	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: notCanceled(fmt.Errorf(format, args...))}
+}
+
+// notCanceled keeps a timeout of our own or of the network from being taken for
+// the end of the caller's context, which matches the same error.
+func notCanceled(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return errors.New(err.Error())
+	}
+	return err
 }
 
 // libvirtClasses is the one table of libvirt's codes. What is not in it is

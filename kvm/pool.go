@@ -42,7 +42,7 @@ type hostConn struct {
 
 	control, agent lane
 	// running are the goroutines to wait for at the end.
-	running sync.WaitGroup
+	running goroutines
 }
 
 // lane is one shared connection.

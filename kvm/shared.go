@@ -2,8 +2,11 @@ package kvm
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // shared is one value for many callers, such as a connection: made when first
@@ -63,10 +66,23 @@ func (s *shared[T]) run(a *attempt[T]) {
 	ctx, cancel := context.WithTimeout(s.lifetime, s.timeout)
 	defer cancel()
 	a.value, a.err = s.create(ctx)
+	if a.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		a.err = s.late(a.err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.value, s.has, s.attempt = a.value, a.err == nil, nil
 	close(a.done)
+}
+
+// late is the error of an attempt that ran out of time. One that says only that
+// tells nothing more.
+func (s *shared[T]) late(err error) error {
+	var known *provider.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	return transient(codeNoAnswer, "the host has not answered for %s: %w", s.timeout, err)
 }
 
 // current returns the value where there is a living one.

@@ -174,6 +174,13 @@ func (h *Host) Content(poolName, name string) []byte {
 	return bytes.Clone(v.content)
 }
 
+// Capacity returns the capacity that a volume was made with.
+func (h *Host) Capacity(poolName, name string) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pools[poolName].volumes[name].capacity
+}
+
 // PutVolume adds or replaces a volume behind everybody's back.
 func (h *Host) PutVolume(poolName, name string, content []byte) {
 	h.mu.Lock()
