@@ -162,14 +162,16 @@ func (c client) volumePath(ctx context.Context, vol libvirt.StorageVol) (string,
 		})
 }
 
-// volumeSize is what libvirt knows of a volume's size, in bytes.
-type volumeSize struct{ capacity, allocation uint64 }
+// volumeSize is what libvirt knows of a volume's size, in bytes: capacity is the
+// size of the disk in it, and physical that of its file.
+type volumeSize struct{ capacity, physical uint64 }
 
 func (c client) volumeSize(ctx context.Context, vol libvirt.StorageVol) (volumeSize, error) {
-	return do(ctx, c, rpc{name: "virStorageVolGetInfo", read: true, args: volumeArgs(vol)},
+	const flags = libvirt.StorageVolGetPhysical
+	return do(ctx, c, rpc{name: "virStorageVolGetInfoFlags", read: true, args: flagArgs(flags, volumeArgs(vol)...)},
 		func(l libvirtAPI) (answer[volumeSize], error) {
-			_, capacity, allocation, err := l.StorageVolGetInfo(vol)
-			return answer[volumeSize]{volumeSize{capacity, allocation}, []any{"capacity", capacity, "allocation", allocation}, nil}, err
+			_, capacity, physical, err := l.StorageVolGetInfoFlags(vol, uint32(flags))
+			return answer[volumeSize]{volumeSize{capacity, physical}, []any{"capacity", capacity, "physical", physical}, nil}, err
 		})
 }
 

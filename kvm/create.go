@@ -346,8 +346,8 @@ func (c *creation) uploadSeed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if sent != int64(len(c.seed)) || size.capacity != want {
-		return transient(codeVolumeChanged, "the seed has %d bytes in the pool and %d were sent, wanted %d: somebody else changed it", size.capacity, sent, want)
+	if sent != int64(len(c.seed)) || size.physical != want {
+		return transient(codeVolumeChanged, "the seed has %d bytes in the pool and %d were sent, wanted %d: somebody else changed it", size.physical, sent, want)
 	}
 	c.log.V(1).Info("seed volume uploaded", "volume", vol.Name, "bytes", sent)
 	return nil

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/digitalocean/go-libvirt"
+
 	"github.com/egressfleet/egress/internal/fakelibvirt"
 )
 
@@ -89,3 +91,58 @@ func ScanFrames(chunks ...[]byte) (good int, err error) {
 // Fill and packets are tested by what a Provider does with them; this is their
 // packet size.
 const PacketSize = packetSize
+
+// Hypervisor access of the lab's tests, beside what the provider does.
+
+func real(ctx context.Context, p *Provider, host string) (*libvirt.Libvirt, libvirt.StoragePool, error) {
+	h := p.hosts[host]
+	s, err := h.control.get(ctx)
+	if err != nil {
+		return nil, libvirt.StoragePool{}, err
+	}
+	l := s.api.(*libvirt.Libvirt)
+	pool, err := l.StoragePoolLookupByName(h.Pool)
+	return l, pool, err
+}
+
+// PoolVolumes are the names of the host's volumes, as the pool has them after a
+// refresh.
+func PoolVolumes(ctx context.Context, p *Provider, host string) ([]string, error) {
+	l, pool, err := real(ctx, p, host)
+	if err != nil {
+		return nil, err
+	}
+	if err := whileBusy(ctx, func() error { return l.StoragePoolRefresh(pool, 0) }); err != nil {
+		return nil, err
+	}
+	vols, _, err := l.StoragePoolListAllVolumes(pool, 1, 0)
+	names := make([]string, 0, len(vols))
+	for _, v := range vols {
+		names = append(names, v.Name)
+	}
+	return names, err
+}
+
+// RemoveVolume removes a volume of the host's pool.
+func RemoveVolume(ctx context.Context, p *Provider, host, name string) error {
+	h := p.hosts[host]
+	_, pool, err := real(ctx, p, host)
+	if err != nil {
+		return err
+	}
+	return h.controlClient().remove(ctx, pool, name)
+}
+
+// DomainXML is the definition of a domain as the host has it, and its UUID.
+func DomainXML(ctx context.Context, p *Provider, host, name string) (text, uuid string, err error) {
+	l, _, err := real(ctx, p, host)
+	if err != nil {
+		return "", "", err
+	}
+	dom, err := l.DomainLookupByName(name)
+	if err != nil {
+		return "", "", err
+	}
+	text, err = l.DomainGetXMLDesc(dom, libvirt.DomainXMLInactive)
+	return text, uuidText(dom.UUID), err
+}

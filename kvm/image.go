@@ -16,8 +16,8 @@ const markerSuffix = ".ok"
 // base is an image that is whole in the pool of a host.
 type base struct {
 	volume, path, format string
-	// capacity is the size of its disk in bytes.
-	capacity uint64
+	// capacity is the size of its disk in bytes, physical that of its file.
+	capacity, physical uint64
 }
 
 // imageHost is a host at the work on its images.
@@ -58,8 +58,11 @@ func (w imageHost) cached(ctx context.Context, src imageSource) (b base, ok bool
 	if known, ok := w.h.images.known(b.volume); ok {
 		return known, true, nil
 	}
-	b, err = w.measure(ctx, b, vol)
-	return b, err == nil, err
+	if b, err = w.measure(ctx, b, vol); err != nil {
+		return b, false, err
+	}
+	w.h.images.remember(b)
+	return b, true, nil
 }
 
 func (w imageHost) measure(ctx context.Context, b base, vol libvirt.StorageVol) (base, error) {
@@ -68,12 +71,8 @@ func (w imageHost) measure(ctx context.Context, b base, vol libvirt.StorageVol) 
 		return b, err
 	}
 	size, err := w.c.volumeSize(ctx, vol)
-	if err != nil {
-		return b, err
-	}
-	b.capacity = size.capacity
-	w.h.images.remember(b)
-	return b, nil
+	b.capacity, b.physical = size.capacity, size.physical
+	return b, err
 }
 
 // obtain fetches the image, or waits for another process that does.
@@ -145,7 +144,8 @@ func (w imageHost) fetch(ctx context.Context, src imageSource) (base, error) {
 	log := logr.FromContextOrDiscard(ctx)
 	log.Info("fetching base image into host pool", "pool", w.h.Pool, "volume", src.volume(), "url", src.shownURL(), "bytes", d.length)
 	start := time.Now()
-	vol, err := w.c.create(ctx, w.pool, rawVolume(src.volume(), uint64(max(d.length, 0)))) //nolint:gosec // not negative.
+	// A file that starts empty tells by its size how much has arrived.
+	vol, err := w.c.create(ctx, w.pool, rawVolume(src.volume(), 0))
 	if err != nil {
 		return base{}, err
 	}
@@ -170,7 +170,9 @@ func (w imageHost) fill(ctx context.Context, src imageSource, d *download, vol l
 	if err != nil {
 		return base{}, sent, err
 	}
-	_, err = w.c.create(ctx, w.pool, rawVolume(src.volume()+markerSuffix, 0))
+	if _, err = w.c.create(ctx, w.pool, rawVolume(src.volume()+markerSuffix, 0)); err == nil {
+		w.h.images.remember(b)
+	}
 	return b, sent, err
 }
 
@@ -200,9 +202,9 @@ func (w imageHost) settle(ctx context.Context, src imageSource, d *download, sen
 	if err != nil {
 		return base{}, err
 	}
-	if want := d.capacity(sent); b.capacity != want {
-		w.h.images.forget(b.volume)
-		return base{}, transient(codeVolumeChanged, "volume %s has a disk of %d bytes after the upload, wanted %d: somebody else changed it", b.volume, b.capacity, want)
+	if want := d.capacity(sent); b.capacity != want || b.physical != uint64(sent) { //nolint:gosec // a count.
+		return base{}, transient(codeVolumeChanged, "volume %s has a disk of %d and a file of %d bytes after the upload, wanted %d and %d: somebody else changed it",
+			b.volume, b.capacity, b.physical, want, sent)
 	}
 	return b, nil
 }

@@ -1,3 +1,497 @@
 package kvm_test
 
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/egressfleet/egress/internal/fakelibvirt"
+	"github.com/egressfleet/egress/kvm"
+	"github.com/egressfleet/egress/provider"
+)
+
+// The tests of this file run against a real hypervisor, which the variables
+// KVM_TEST_* describe:
+//
+//	KVM_TEST_HOST         host:port of sshd, or "local" for the socket of this machine
+//	KVM_TEST_USER         the account, KVM_TEST_SSH_KEY its private key
+//	KVM_TEST_KNOWN_HOSTS  without it any host key is accepted
+//	KVM_TEST_BRIDGE       a bridge with DHCP that this machine can reach
+//	KVM_TEST_POOL         default "default"
+//	KVM_TEST_SOCKET       default that of libvirtd
+//	KVM_TEST_DOMAIN_TYPE  default "auto"
+//	KVM_TEST_CPU_MODEL    default that of the domain type
+//	KVM_TEST_IMAGE_URL    a cloud image with cloud-init and sshd, for the test that boots
+//	KVM_TEST_IMAGE_SHA256 its digest
+//	KVM_TEST_TIMEOUT      for the boot, default 20m
+//	KVM_TEST_KEEP         keeps the booted instance
+//	KVM_TEST_LOG_LEVEL    0, 1 or 2; 1 is one line for each call of libvirt
+const labHint = "needs a hypervisor: set KVM_TEST_HOST, KVM_TEST_USER, KVM_TEST_SSH_KEY, KVM_TEST_BRIDGE (lab/up prints them)"
+
+// lab is a provider on the hypervisor of the environment.
+type lab struct {
+	*kvm.Provider
+	cfg kvm.Config
+}
+
+func labConfig(t testing.TB) kvm.Config {
+	t.Helper()
+	host := os.Getenv("KVM_TEST_HOST")
+	if host == "" || os.Getenv("KVM_TEST_BRIDGE") == "" {
+		t.Skip(labHint)
+	}
+	known := os.Getenv("KVM_TEST_KNOWN_HOSTS")
+	if known == "" && host != "local" {
+		t.Log("WARNING: KVM_TEST_KNOWN_HOSTS is not set: whoever answers at KVM_TEST_HOST is believed")
+	}
+	return kvm.Config{
+		SSHKeyFile: os.Getenv("KVM_TEST_SSH_KEY"), KnownHostsFile: known, InsecureIgnoreHostKey: known == "",
+		DomainType: os.Getenv("KVM_TEST_DOMAIN_TYPE"), CPUModel: os.Getenv("KVM_TEST_CPU_MODEL"),
+		Hosts: []kvm.Host{{
+			Name: "lab", Address: host, User: os.Getenv("KVM_TEST_USER"), Socket: os.Getenv("KVM_TEST_SOCKET"),
+			Pool: os.Getenv("KVM_TEST_POOL"), Bridge: os.Getenv("KVM_TEST_BRIDGE"),
+		}},
+		MachineTypes: map[string]kvm.MachineType{"blank": {VCPUs: 1, MemoryMiB: 128}, "small": {VCPUs: 2, MemoryMiB: 768}},
+		Timeouts:     kvm.Timeouts{Stall: provider.Duration(time.Second), ImageTakeover: provider.Duration(1500 * time.Millisecond)},
+		Logger:       labLogger(t),
+	}
+}
+
+func newLab(t *testing.T, amend ...func(*kvm.Config)) *lab {
+	t.Helper()
+	l := &lab{cfg: labConfig(t)}
+	for _, f := range amend {
+		f(&l.cfg)
+	}
+	l.Provider = l.again(t)
+	return l
+}
+
+func (l *lab) again(t *testing.T) *kvm.Provider {
+	t.Helper()
+	p, err := kvm.New(l.cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+	return p
+}
+
+func labContext(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// blank serves an image of a disk with nothing on it, of its own digest, and
+// removes its volumes from the host in the end.
+func (l *lab) blank(t *testing.T, key string, size uint64) (volume string) {
+	t.Helper()
+	content := fakelibvirt.BlankQCOW2(size)
+	s := newImageServer(t)
+	s.serve(serveBytes(content))
+	l.cfg.Images = map[string]kvm.Image{key: {URL: s.URL + "/blank.qcow2", SHA256: digestOf(content)}}
+	l.Provider = l.again(t)
+	volume = "base-" + key + "-" + digestOf(content)[:16] + ".qcow2"
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		assert.NoError(t, kvm.RemoveVolume(ctx, l.Provider, "lab", volume+".ok"))
+		assert.NoError(t, kvm.RemoveVolume(ctx, l.Provider, "lab", volume))
+	})
+	return volume
+}
+
+func labRequest(uid, tag string) provider.CreateRequest {
+	req := request(uid + "-" + strconv.Itoa(os.Getpid()))
+	req.Tag = tag
+	req.Placement.MachineType = "blank"
+	return req
+}
+
+// volumesOf are the volumes of the host that belong to an instance or a base.
+func (l *lab) volumesOf(t *testing.T, parts ...string) []string {
+	t.Helper()
+	all, err := kvm.PoolVolumes(labContext(t), l.Provider, "lab")
+	require.NoError(t, err)
+	return slices.DeleteFunc(all, func(v string) bool {
+		return !slices.ContainsFunc(parts, func(p string) bool { return strings.HasPrefix(v, p) })
+	})
+}
+
+// TestLabBlank is the walk with a disk that has no system on it.
+func TestLabBlank(t *testing.T) {
+	l := newLab(t)
+	base := l.blank(t, "labblank", 1<<30)
+	ctx := labContext(t)
+	a, b := labRequest("lab-a", "lab-tag-a"), labRequest("lab-b", "lab-tag-b")
+	start := time.Now()
+	idA, err := l.Create(ctx, a)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Delete(context.Background(), idA) })
+	t.Logf("cold Create %s", time.Since(start))
+	start = time.Now()
+	idB, err := l.Create(ctx, b)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Delete(context.Background(), idB) })
+	t.Logf("warm Create %s", time.Since(start))
+
+	again, err := l.again(t).Create(ctx, a)
+	require.NoError(t, err)
+	assert.Equal(t, idA, again)
+
+	in, err := l.again(t).Get(ctx, idA)
+	require.NoError(t, err)
+	assert.Equal(t, provider.StateProvisioning, in.State, in.Reason)
+	assert.Equal(t, a.Metadata, in.Metadata)
+	for tag, id := range map[string]string{"lab-tag-a": idA, "lab-tag-b": idB} {
+		list, err := l.again(t).ListByTag(ctx, tag)
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		assert.Equal(t, id, list[0].ID)
+		assert.Equal(t, provider.StateRunning, list[0].State)
+	}
+	for _, id := range []string{idA, idB} {
+		require.NoError(t, l.Delete(ctx, id))
+		require.NoError(t, l.Delete(ctx, id))
+		_, err = l.Get(ctx, id)
+		require.ErrorIs(t, err, provider.ErrNotFound)
+	}
+	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(a.UID), provider.Name(b.UID), "base-labblank-"))
+}
+
+// TestLabAppArmor asks libvirt's helper which files its profile for the domain
+// would allow. The helper needs no AppArmor, but must see the host's files.
+func TestLabAppArmor(t *testing.T) {
+	const helper = "/usr/lib/libvirt/virt-aa-helper"
+	l := newLab(t)
+	if _, err := os.Stat(helper); err != nil {
+		t.Skip(helper + " is not here: install libvirt-daemon-system, and run this on the host itself")
+	}
+	base := l.blank(t, "labaa", 1<<30+1<<20)
+	req := labRequest("lab-aa", "lab-tag-a")
+	id, err := l.Create(labContext(t), req)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, l.Delete(context.Background(), id)) }()
+	text, uuid, err := kvm.DomainXML(labContext(t), l.Provider, "lab", provider.Name(req.UID))
+	require.NoError(t, err)
+	cmd := exec.Command(helper, "-c", "-d", "-u", "libvirt-"+uuid)
+	cmd.Stdin = strings.NewReader(text)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for _, file := range []string{provider.Name(req.UID) + ".qcow2", provider.Name(req.UID) + "-seed.iso", base} {
+		assert.Contains(t, string(out), "/"+file+`"`, "no rule for it in:\n%s", out)
+	}
+}
+
+// TestLabKilledCreate ends a process after each of its calls in turn, and once
+// before the first, and checks that the next Create finishes and that nothing
+// is left but what the list shows. Each time the image is a new one.
+func TestLabKilledCreate(t *testing.T) {
+	newLab(t)
+	var done bool
+	for k := 0; !done; k++ {
+		t.Run(fmt.Sprintf("after call %d", k), func(t *testing.T) {
+			l := newLab(t)
+			base := l.blank(t, "labkill", uint64(1<<30+(k+2)<<20))
+			req := labRequest(fmt.Sprintf("lab-kill-%d", k), "lab-tag-kill")
+			name := provider.Name(req.UID)
+			done = !l.child(t, "create", req.UID, k)
+			id := "hosts/lab/domains/" + name
+
+			list, err := l.ListByTag(labContext(t), "lab-tag-kill")
+			require.NoError(t, err)
+			if len(list) == 0 {
+				assert.Empty(t, l.volumesOf(t, name), "volumes that no list shows")
+			}
+			start := time.Now()
+			again, err := l.Create(labContext(t), req)
+			require.NoError(t, err)
+			t.Logf("the next Create took %s", time.Since(start))
+			assert.Equal(t, id, again)
+			in, err := l.Get(labContext(t), id)
+			require.NoError(t, err)
+			assert.Equal(t, provider.StateProvisioning, in.State, in.Reason)
+			require.NoError(t, l.Delete(labContext(t), id))
+			assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, name, base))
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestLabKilledDelete does the same with Delete.
+func TestLabKilledDelete(t *testing.T) {
+	l := newLab(t)
+	base := l.blank(t, "labkill", 1<<30+1<<20)
+	var done bool
+	for k := 0; !done; k++ {
+		t.Run(fmt.Sprintf("after call %d", k), func(t *testing.T) {
+			req := labRequest(fmt.Sprintf("lab-del-%d", k), "lab-tag-kill")
+			id, err := l.Create(labContext(t), req)
+			require.NoError(t, err)
+			done = !l.child(t, "delete", req.UID, k)
+			require.NoError(t, l.Delete(labContext(t), id))
+			_, err = l.Get(labContext(t), id)
+			require.ErrorIs(t, err, provider.ErrNotFound)
+			assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// killedCode is the exit code of a process that ended itself in time.
+const killedCode = 77
+
+// child runs this test's binary as another process that works on the UID and
+// ends after its k-th call. It returns false if there are not as many.
+func (l *lab) child(t *testing.T, work, uid string, k int) bool {
+	t.Helper()
+	var url, sum, key string
+	for name, image := range l.cfg.Images {
+		key, url, sum = name, image.URL, image.SHA256
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestLabChild$", "-test.timeout", "2m")
+	cmd.Env = append(os.Environ(), "KVM_TEST_CHILD="+strings.Join([]string{work, uid, strconv.Itoa(k), key, url, sum}, " "))
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return false
+	}
+	require.Equal(t, killedCode, cmd.ProcessState.ExitCode(), "%s", out)
+	return true
+}
+
+// childOfLab is for TestMain: what ends in the middle leaves goroutines.
 func childOfLab() bool { return false }
+
+// TestLabChild is the other process of the tests above.
+func TestLabChild(t *testing.T) {
+	f := strings.Fields(os.Getenv("KVM_TEST_CHILD"))
+	if len(f) != 6 {
+		t.Skip("runs as a process of other tests only")
+	}
+	k, err := strconv.Atoi(f[2])
+	require.NoError(t, err)
+	var ended atomic.Int64
+	l := newLab(t, func(c *kvm.Config) {
+		c.Images = map[string]kvm.Image{f[3]: {URL: f[4], SHA256: f[5]}}
+		c.Trace = &kvm.Trace{Call: func(context.Context, kvm.CallInfo) func(error) {
+			if k == 0 {
+				os.Exit(killedCode)
+			}
+			return func(error) {
+				if ended.Add(1) == int64(k) {
+					os.Exit(killedCode)
+				}
+			}
+		}}
+	})
+	req := request(f[1])
+	req.Tag, req.Placement.MachineType = "lab-tag-kill", "blank"
+	if f[0] == "create" {
+		_, err = l.Create(labContext(t), req)
+	} else {
+		err = l.Delete(labContext(t), "hosts/lab/domains/"+provider.Name(f[1]))
+	}
+	require.NoError(t, err)
+}
+
+// TestLabCancel ends the context of a Create in the middle of its work, at
+// several times, and checks that it returns within a second.
+func TestLabCancel(t *testing.T) {
+	l := newLab(t)
+	base := l.blank(t, "labcancel", 1<<30+1<<20)
+	req := labRequest("lab-cancel", "lab-tag-cancel")
+	id := "hosts/lab/domains/" + provider.Name(req.UID)
+	for _, after := range []time.Duration{1, 5, 20, 50, 100, 200, 400} {
+		ctx, cancel := context.WithTimeout(t.Context(), after*time.Millisecond)
+		_, err := l.Create(ctx, req)
+		late := time.Since(deadlineOf(ctx))
+		cancel()
+		assert.Less(t, late, time.Second)
+		t.Logf("after %dms: %v", after, err)
+		require.NoError(t, l.Delete(labContext(t), id))
+	}
+	id, err := l.Create(labContext(t), req)
+	require.NoError(t, err)
+	require.NoError(t, l.Delete(labContext(t), id))
+	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
+}
+
+func deadlineOf(ctx context.Context) time.Time {
+	d, _ := ctx.Deadline()
+	return d
+}
+
+// bootUserData serves its own text, so that the test can compare what arrived.
+const bootUserData = `#!/bin/sh
+# Trailing spaces and odd bytes shall arrive as they are:   ` + "\t\xc3\xbc" + `
+cd /var/lib/cloud/instance && exec setsid python3 -m http.server 8099 >/dev/null 2>&1 </dev/null &
+`
+
+// TestLabBoot is one run with a real guest: two Creates, an address, TCP, the
+// user-data as it arrived, the list, two Deletes, nothing left.
+func TestLabBoot(t *testing.T) {
+	url := os.Getenv("KVM_TEST_IMAGE_URL")
+	if url == "" {
+		t.Skip(labHint + ", and KVM_TEST_IMAGE_URL")
+	}
+	var told atomic.Int64
+	l := newLab(t, func(c *kvm.Config) {
+		c.Images = map[string]kvm.Image{"lab": {URL: url, SHA256: os.Getenv("KVM_TEST_IMAGE_SHA256")}}
+		c.Progress = func(p kvm.ImageProgress) { told.Store(p.Bytes) }
+		c.Timeouts = kvm.Timeouts{}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), labTimeout(t))
+	defer cancel()
+	req := provider.CreateRequest{
+		UID: "lab-boot-" + strconv.Itoa(os.Getpid()), Tag: "lab-tag-boot", UserData: provider.UserData(bootUserData),
+		Placement: provider.Placement{MachineType: "small"}, Metadata: map[string]string{"port": "8099"},
+	}
+	start := time.Now()
+	id, err := l.Create(ctx, req)
+	require.NoError(t, err)
+	t.Logf("Create %s, %d image bytes", time.Since(start), told.Load())
+	if os.Getenv("KVM_TEST_KEEP") == "" {
+		t.Cleanup(func() { _ = l.Delete(context.Background(), id) })
+	}
+	second := time.Now()
+	again, err := l.Create(ctx, req)
+	require.NoError(t, err)
+	assert.Equal(t, id, again)
+	t.Logf("second Create %s", time.Since(second))
+
+	in, err := provider.WaitRunning(ctx, l, id, provider.WaitOptions{})
+	require.NoError(t, err)
+	t.Logf("running with %v after %s", in.Addresses, time.Since(start))
+	waitTCP(t, ctx, net.JoinHostPort(in.Address().String(), "22"))
+	t.Logf("TCP after %s", time.Since(start))
+	assert.Equal(t, bootUserData, fetchUserData(t, ctx, "http://"+net.JoinHostPort(in.Address().String(), "8099")+"/user-data.txt"))
+	t.Logf("user-data compared after %s", time.Since(start))
+
+	list, err := l.ListByTag(ctx, req.Tag)
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(list, func(i provider.Instance) bool { return i.ID == id }))
+	if os.Getenv("KVM_TEST_KEEP") != "" {
+		t.Logf("kept %s at %s", id, in.Address())
+		return
+	}
+	require.NoError(t, l.Delete(ctx, id))
+	require.NoError(t, l.Delete(ctx, id))
+	_, err = l.Get(ctx, id)
+	require.ErrorIs(t, err, provider.ErrNotFound)
+	assert.Empty(t, l.volumesOf(t, provider.Name(req.UID)))
+	assert.Len(t, l.volumesOf(t, "base-lab-"), 2, "only the base image and its marker remain")
+}
+
+func labTimeout(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("KVM_TEST_TIMEOUT")
+	if text == "" {
+		return 20 * time.Minute
+	}
+	d, err := time.ParseDuration(text)
+	require.NoError(t, err, "KVM_TEST_TIMEOUT")
+	return d
+}
+
+func waitTCP(t *testing.T, ctx context.Context, address string) {
+	t.Helper()
+	var d net.Dialer
+	for {
+		conn, err := d.DialContext(ctx, "tcp", address)
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		require.NoError(t, ctx.Err(), "%s: %v", address, err)
+		time.Sleep(time.Second)
+	}
+}
+
+func fetchUserData(t *testing.T, ctx context.Context, url string) string {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	for {
+		resp, err := client.Get(url)
+		if err == nil {
+			body, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			require.NoError(t, err)
+			require.Equal(t, 200, resp.StatusCode)
+			return string(body)
+		}
+		require.NoError(t, ctx.Err(), "%v", err)
+		time.Sleep(time.Second)
+	}
+}
+
+// labLogger prints one compact line for each entry, at the level that
+// KVM_TEST_LOG_LEVEL names: "HH:MM:SS.mmm libvirt virDomainCreate domain=…".
+func labLogger(t testing.TB) logr.Logger {
+	t.Helper()
+	level, err := strconv.Atoi(os.Getenv("KVM_TEST_LOG_LEVEL"))
+	if err != nil {
+		return logr.Discard()
+	}
+	return logr.New(&compactSink{level: level, mu: &sync.Mutex{}})
+}
+
+// compactSink is a logr.LogSink for people.
+type compactSink struct {
+	level  int
+	name   string
+	values []any
+	mu     *sync.Mutex
+}
+
+func (s *compactSink) Init(logr.RuntimeInfo)  {}
+func (s *compactSink) Enabled(level int) bool { return level <= s.level }
+
+func (s *compactSink) WithName(name string) logr.LogSink {
+	c := *s
+	c.name = name
+	return &c
+}
+
+func (s *compactSink) WithValues(kv ...any) logr.LogSink {
+	c := *s
+	c.values = append(slices.Clip(c.values), kv...)
+	return &c
+}
+
+func (s *compactSink) Error(err error, msg string, kv ...any) {
+	s.Info(0, msg, append(kv, "error", err)...)
+}
+
+func (s *compactSink) Info(_ int, msg string, kv ...any) {
+	line := bytes.NewBufferString(time.Now().Format("15:04:05.000 ") + s.name)
+	if len(kv) > 1 && kv[0] == "rpc" {
+		msg, kv = fmt.Sprint(kv[1]), kv[2:]
+	}
+	fmt.Fprintf(line, " %s", msg)
+	for i := 0; i+1 < len(kv); i += 2 {
+		fmt.Fprintf(line, " %v=%v", kv[i], kv[i+1])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintln(os.Stderr, line.String())
+}

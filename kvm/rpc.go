@@ -33,7 +33,7 @@ type libvirtAPI interface {
 	StoragePoolRefresh(pool libvirt.StoragePool, flags uint32) error
 	StorageVolLookupByName(pool libvirt.StoragePool, name string) (libvirt.StorageVol, error)
 	StorageVolGetPath(vol libvirt.StorageVol) (string, error)
-	StorageVolGetInfo(vol libvirt.StorageVol) (typ int8, capacity, allocation uint64, err error)
+	StorageVolGetInfoFlags(vol libvirt.StorageVol, flags uint32) (typ int8, capacity, allocation uint64, err error)
 	StorageVolCreateXML(pool libvirt.StoragePool, xml string, flags libvirt.StorageVolCreateFlags) (libvirt.StorageVol, error)
 	StorageVolDelete(vol libvirt.StorageVol, flags libvirt.StorageVolDeleteFlags) error
 	StorageVolUpload(vol libvirt.StorageVol, stream io.Reader, offset, length uint64, flags libvirt.StorageVolUploadFlags) error

@@ -61,10 +61,10 @@ func (c *Conn) StorageVolGetPath(vol libvirt.StorageVol) (string, error) {
 	})
 }
 
-// StorageVolGetInfo implements the function of go-libvirt. As of real ones, the
-// capacity of a qcow2 file is its virtual size.
-func (c *Conn) StorageVolGetInfo(vol libvirt.StorageVol) (typ int8, capacity, allocation uint64, err error) {
-	v, err := do(c, "virStorageVolGetInfo", vol.Name, func(h *Host) (volume, error) {
+// StorageVolGetInfoFlags implements the function of go-libvirt. As of real ones,
+// the capacity of a qcow2 file is its virtual size.
+func (c *Conn) StorageVolGetInfoFlags(vol libvirt.StorageVol, _ uint32) (typ int8, capacity, physical uint64, err error) {
+	v, err := do(c, "virStorageVolGetInfoFlags", vol.Name, func(h *Host) (volume, error) {
 		v, err := h.volumeOf(vol)
 		if err != nil {
 			return volume{}, err
