@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/digitalocean/go-libvirt"
+	"github.com/go-logr/logr"
 	"libvirt.org/go/libvirtxml"
 )
 
@@ -65,8 +66,11 @@ func (p *Provider) askFacts(ctx context.Context, h *host) (f facts, err error) {
 	if err != nil {
 		return f, err
 	}
-	f.hypervisor, err = parseHypervisor(caps, p.cfg.DomainType)
-	return f, err
+	if f.hypervisor, err = parseHypervisor(caps, p.cfg.DomainType); err != nil {
+		return f, err
+	}
+	logr.FromContextOrDiscard(ctx).V(1).Info("domain type chosen", "type", f.hypervisor.Type, "arch", f.hypervisor.Arch, "machine", f.hypervisor.Machine, "path", f.target)
+	return f, nil
 }
 
 func findPool(ctx context.Context, c client, name string) (pool libvirt.StoragePool, target string, err error) {
