@@ -495,3 +495,117 @@ func (s *compactSink) Info(_ int, msg string, kv ...any) {
 	defer s.mu.Unlock()
 	fmt.Fprintln(os.Stderr, line.String())
 }
+
+// TestLabMany makes and deletes several instances at the same time, so that
+// libvirt reads its pool while others change it.
+func TestLabMany(t *testing.T) {
+	l := newLab(t)
+	base := l.blank(t, "labmany", 1<<30+1<<20)
+	parts := []string{base}
+	var work sync.WaitGroup
+	for i := range 6 {
+		req := labRequest(fmt.Sprintf("lab-many-%d", i), "lab-tag-many")
+		parts = append(parts, provider.Name(req.UID))
+		work.Go(func() {
+			for range 2 {
+				id, err := l.Create(labContext(t), req)
+				assert.NoError(t, err)
+				_, err = l.Get(labContext(t), id)
+				assert.NoError(t, err)
+				assert.NoError(t, l.Delete(labContext(t), id))
+			}
+		})
+	}
+	work.Wait()
+	list, err := l.ListByTag(labContext(t), "lab-tag-many")
+	require.NoError(t, err)
+	assert.Empty(t, list)
+	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, parts...))
+}
+
+// TestLabHostFallsSilent has everything between here and the host stop in the
+// middle of a call: the caller returns in time, and once the silence is noticed
+// a new connection serves.
+func TestLabHostFallsSilent(t *testing.T) {
+	proxy := newStallProxy(t, os.Getenv("KVM_TEST_HOST"))
+	l := newLab(t, func(c *kvm.Config) {
+		c.Hosts[0].Address = proxy.listener.Addr().String()
+		c.InsecureIgnoreHostKey, c.KnownHostsFile = true, "" // the name is the proxy's
+		c.Timeouts.Keepalive = provider.Duration(500 * time.Millisecond)
+	})
+	_, err := l.ListByTag(labContext(t), "lab-tag-silent")
+	require.NoError(t, err)
+	proxy.stalled.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = l.ListByTag(ctx, "lab-tag-silent")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.Less(t, time.Since(deadlineOf(ctx)), time.Second)
+
+	patient := make(chan error, 1)
+	go func() {
+		_, err := l.ListByTag(labContext(t), "lab-tag-silent")
+		patient <- err
+	}()
+	time.Sleep(200 * time.Millisecond)
+	proxy.heal()
+	require.NoError(t, <-patient)
+}
+
+// stallProxy forwards TCP until it is told to stop.
+type stallProxy struct {
+	listener net.Listener
+	stalled  atomic.Bool // connections of before are silent for ever
+}
+
+func newStallProxy(t *testing.T, target string) *stallProxy {
+	t.Helper()
+	if _, _, err := net.SplitHostPort(target); err != nil {
+		t.Skip(labHint + ", the host by SSH")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &stallProxy{listener: l}
+	var conns sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); conns.Wait() })
+	conns.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			dead := &atomic.Bool{}
+			conns.Go(func() { p.copy(out, in, dead) })
+			conns.Go(func() { p.copy(in, out, dead) })
+		}
+	})
+	return p
+}
+
+// heal lets new connections through.
+func (p *stallProxy) heal() { p.stalled.Store(false) }
+
+func (p *stallProxy) copy(dst, src net.Conn, dead *atomic.Bool) {
+	defer func() { _, _ = dst.Close(), src.Close() }()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := src.Read(buf)
+		if p.stalled.Load() {
+			dead.Store(true)
+		}
+		if err != nil {
+			return
+		}
+		if dead.Load() {
+			continue
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
