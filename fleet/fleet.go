@@ -147,7 +147,20 @@ func (f *Fleet) Status() []Status {
 	for _, m := range f.orderLocked() {
 		all = append(all, m.status())
 	}
+	for i := range all {
+		f.explain(&all[i])
+	}
 	return all
+}
+
+// explain gives a proxy that is not healthy its latest failure as the reason.
+func (f *Fleet) explain(s *Status) {
+	if s.Phase != PhaseServing || s.Verdict.Health == endpoint.Healthy {
+		return
+	}
+	if st, ok := f.engine.Get(s.EndpointID); ok && st.Last.Err != nil {
+		s.Reason = st.Last.Err.Error()
+	}
 }
 
 // orderLocked returns the members, the oldest first.
