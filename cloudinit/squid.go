@@ -85,8 +85,9 @@ type Squid struct {
 	AuthorizedKeys []string `json:"authorizedKeys,omitempty"`
 
 	// ExtraConf are further lines of squid.conf. They come last, so that
-	// they can tune but not open: http_access there has no effect. Empty
-	// adds none.
+	// they can tune but not open: http_access there has no effect, and an
+	// acl of this package, whose names start with egress_, is refused.
+	// Empty adds none.
 	ExtraConf []string `json:"extraConf,omitempty"`
 }
 
@@ -152,7 +153,18 @@ func (s Squid) Validate() error {
 	s.checkBounds(&p)
 	checkLines(&p, "authorizedKeys", s.AuthorizedKeys)
 	checkLines(&p, "extraConf", s.ExtraConf)
+	s.checkExtraConf(&p)
 	return p.err()
+}
+
+// checkExtraConf refuses to add to the ACLs that access depends on.
+func (s Squid) checkExtraConf(p *problems) {
+	for i, line := range s.ExtraConf {
+		f := strings.Fields(line)
+		if len(f) > 1 && f[0] == "acl" && strings.HasPrefix(f[1], "egress_") {
+			p.add(fmt.Sprintf("extraConf[%d]", i), line, "would change who may use the proxy or what it may reach; set the fields for that, or name the acl otherwise")
+		}
+	}
 }
 
 // checkAccess refuses a proxy for nobody and a proxy for everybody.

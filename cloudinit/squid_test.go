@@ -113,7 +113,7 @@ func TestSquidValidate(t *testing.T) {
 		LogBytes:        1,
 		FileDescriptors: 1 << 20,
 		AuthorizedKeys:  []string{"a\nb"},
-		ExtraConf:       []string{""},
+		ExtraConf:       []string{"", "acl egress_clients src all"},
 		Users: []cloudinit.SquidUser{
 			{}, {Name: "a:b", Password: "a\x00"}, {Name: "#a", Password: "x"}, {Name: "a\nb", Password: "x"},
 			{Name: "u", Password: "x"}, {Name: "u", Password: cloudinit.Secret(strings.Repeat("x", 513))},
