@@ -50,7 +50,7 @@ func (m MetaData) check(p *problems, prefix string) {
 	}
 	for i, key := range m.PublicKeys {
 		if !isLine(key) || strings.TrimSpace(key) == "" {
-			p.add(fmt.Sprintf("%spublicKeys[%d]", prefix, i), key, "not one line of text; give a line as in authorized_keys")
+			p.add(fmt.Sprintf("%spublicKeys[%d]", prefix, i), fmt.Sprintf("%d bytes", len(key)), "not one line of text; give a line as in authorized_keys")
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Extra)) {

@@ -162,7 +162,7 @@ func (s Squid) checkExtraConf(p *problems) {
 	for i, line := range s.ExtraConf {
 		f := strings.Fields(line)
 		if len(f) > 1 && f[0] == "acl" && strings.HasPrefix(f[1], "egress_") {
-			p.add(fmt.Sprintf("extraConf[%d]", i), line, "would change who may use the proxy or what it may reach; set the fields for that, or name the acl otherwise")
+			p.add(fmt.Sprintf("extraConf[%d]", i), "acl "+f[1], "would change who may use the proxy or what it may reach; set the fields for that, or name the acl otherwise")
 		}
 	}
 }
@@ -227,11 +227,12 @@ func (s Squid) checkBounds(p *problems) {
 	}
 }
 
-// checkLines refuses what would not stay on a line of its own.
+// checkLines refuses what would not stay on a line of its own. A line may hold
+// a secret and is not quoted.
 func checkLines(p *problems, field string, lines []string) {
 	for i, line := range lines {
 		if !isLine(strings.ReplaceAll(line, "\t", " ")) || strings.TrimSpace(line) == "" {
-			p.add(fmt.Sprintf("%s[%d]", field, i), line, "not one line of text; give each line as an element of its own")
+			p.add(fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%d bytes", len(line)), "not one line of text; give each line as an element of its own")
 		}
 	}
 }
