@@ -81,6 +81,8 @@ type creation struct {
 	// mine is whether the domain was never started, so that a failure that
 	// cannot heal undoes it.
 	mine bool
+	// mute leaves out the log of the console, which not every host can write.
+	mute bool
 }
 
 // step is one step of an operation.
@@ -240,9 +242,12 @@ func (c *creation) define(ctx context.Context) error {
 	return nil
 }
 
-// consoleDirectory is where the host's log rotation and security profiles
-// expect the logs of consoles.
-const consoleDirectory = "/var/log/libvirt/qemu"
+// The log of a console: consoleDirectory is where the host's log rotation and
+// security profiles expect it.
+const (
+	consoleDirectory = "/var/log/libvirt/qemu"
+	consoleSuffix    = "-console.log"
+)
 
 // definition is the domain's XML, as the hook amended it.
 func (c *creation) definition() (string, error) {
@@ -255,8 +260,10 @@ func (c *creation) definition() (string, error) {
 		Machine: c.place.machine, Firmware: c.place.image.Firmware,
 		Disk: path.Join(c.facts.target, overlayName(c.name)), Seed: path.Join(c.facts.target, seedName(c.name)),
 		Bridge: c.host.Bridge, MAC: c.record.MAC,
-		ConsoleLog: path.Join(consoleDirectory, c.name+"-console.log"),
-		Metadata:   element,
+		Metadata: element,
+	}
+	if !c.mute {
+		spec.ConsoleLog = path.Join(consoleDirectory, c.name+consoleSuffix)
 	}
 	if c.found {
 		spec.UUID = uuidText(c.dom.UUID)
@@ -375,12 +382,27 @@ func (c *creation) autostart(ctx context.Context) error {
 
 func (c *creation) startDomain(ctx context.Context) error {
 	err := c.client().startDomain(ctx, c.dom)
+	if isConsoleLog(err) && !c.mute {
+		return c.startMute(ctx, err)
+	}
 	if isLibvirt(err, libvirt.ErrOperationInvalid) {
 		if active, stateErr := c.active(ctx); stateErr == nil && active {
 			return nil
 		}
 	}
 	return err
+}
+
+// startMute starts the domain without the log of its console.
+func (c *creation) startMute(ctx context.Context, cause error) error {
+	c.log.Info("the console cannot be logged on this host; the instance starts without its log", "path", consoleDirectory, "error", cause.Error())
+	mine := c.mine
+	c.mute, c.found = true, true
+	if err := c.define(ctx); err != nil {
+		return err
+	}
+	c.mine = mine
+	return c.startDomain(ctx)
 }
 
 // failed decides what becomes of the parts. What may heal keeps them for the

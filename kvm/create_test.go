@@ -247,6 +247,22 @@ func TestStartedIsNotUndone(t *testing.T) {
 	assert.Len(t, r.host().DomainNames(), 1)
 }
 
+// TestNoConsoleLog starts without the log where the host has no place for it.
+func TestNoConsoleLog(t *testing.T) {
+	r := newRig(t)
+	r.host().NoConsoleLogs = true
+	id := mustCreate(t, r, r.Provider, request("u1"))
+	d, _ := r.host().Domain(provider.Name("u1"))
+	require.Len(t, d.XML.Devices.Serials, 1)
+	assert.Nil(t, d.XML.Devices.Serials[0].Log)
+	in, err := r.again(t).Get(testContext(t), id)
+	require.NoError(t, err)
+	assert.Equal(t, provider.StateProvisioning, in.State)
+	assert.Contains(t, in.Reason, "no address", "it is marked as made")
+	r.host().SetState(in.Name, libvirt.DomainShutoff, 1)
+	mustCreate(t, r, r.again(t), request("u1"))
+}
+
 func TestDeletedMeanwhile(t *testing.T) {
 	r := newRig(t)
 	name := provider.Name("u1")

@@ -62,7 +62,8 @@
 // read-only virtio disk, because Debian's cloud kernel has no driver for a SATA
 // CD-ROM. The serial console is a pty, "virsh console NAME", and is also logged
 // to /var/log/libvirt/qemu/NAME-console.log on the host, which stays until the
-// administrator's log rotation takes it.
+// administrator's log rotation takes it. A host that cannot write there gets
+// its instances without that log, and a line in ours says so.
 //
 // Its address is what the guest agent says, a DHCP lease of libvirt, or the
 // host's ARP table. On a plain bridge only the agent sees it, so the agent is

@@ -92,7 +92,6 @@ var libvirtTexts = []struct {
 		"install ovmf (Debian, Ubuntu) or edk2-ovmf (RHEL, Fedora) on the host, or set the image's firmware to bios"},
 	{regexp.MustCompile(`(Cannot get interface|Unable to add bridge|Failed to add tap interface).*No such device`), provider.ErrPermanent, codeNoBridge,
 		"make the bridge on the host, or correct hosts[].bridge"},
-	{regexp.MustCompile(`Failed to create file '.*-console\.log'`), provider.ErrTransient, "", "make the directory " + consoleDirectory + " on the host"},
 	{regexp.MustCompile(`storage pool '.*' is not active`), provider.ErrTransient, "", "start the pool on the host: virsh pool-start, virsh pool-autostart"},
 }
 
@@ -117,6 +116,12 @@ func isBusy(err error) bool {
 	return errors.As(err, &e) && (strings.Contains(e.Message, "still in use") ||
 		strings.Contains(e.Message, "still being allocated") ||
 		strings.Contains(e.Message, "asynchronous jobs running"))
+}
+
+// isConsoleLog tells of a console whose log libvirt cannot write.
+func isConsoleLog(err error) bool {
+	var e libvirt.Error
+	return errors.As(err, &e) && strings.Contains(e.Message, consoleSuffix)
 }
 
 // classify gives a class and a code to an error that has none.

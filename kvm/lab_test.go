@@ -119,10 +119,13 @@ func (l *lab) blank(t *testing.T, key string, size uint64) (volume string) {
 
 func labRequest(uid, tag string) provider.CreateRequest {
 	req := request(uid + "-" + strconv.Itoa(os.Getpid()))
-	req.Tag = tag
+	req.Tag = labTag(tag)
 	req.Placement.MachineType = "blank"
 	return req
 }
+
+// labTag is a tag that an earlier run did not have.
+func labTag(tag string) string { return tag + "-" + strconv.Itoa(os.Getpid()) }
 
 // volumesOf are the volumes of the host that belong to an instance or a base.
 func (l *lab) volumesOf(t *testing.T, parts ...string) []string {
@@ -142,13 +145,13 @@ func TestLabBlank(t *testing.T) {
 	a, b := labRequest("lab-a", "lab-tag-a"), labRequest("lab-b", "lab-tag-b")
 	start := time.Now()
 	idA, err := l.Create(ctx, a)
-	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Delete(context.Background(), idA) })
+	require.NoError(t, err)
 	t.Logf("cold Create %s", time.Since(start))
 	start = time.Now()
 	idB, err := l.Create(ctx, b)
-	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Delete(context.Background(), idB) })
+	require.NoError(t, err)
 	t.Logf("warm Create %s", time.Since(start))
 
 	again, err := l.again(t).Create(ctx, a)
@@ -159,7 +162,7 @@ func TestLabBlank(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, provider.StateProvisioning, in.State, in.Reason)
 	assert.Equal(t, a.Metadata, in.Metadata)
-	for tag, id := range map[string]string{"lab-tag-a": idA, "lab-tag-b": idB} {
+	for tag, id := range map[string]string{a.Tag: idA, b.Tag: idB} {
 		list, err := l.again(t).ListByTag(ctx, tag)
 		require.NoError(t, err)
 		require.Len(t, list, 1)
@@ -214,7 +217,7 @@ func TestLabKilledCreate(t *testing.T) {
 			done = !l.child(t, "create", req.UID, k)
 			id := "hosts/lab/domains/" + name
 
-			list, err := l.ListByTag(labContext(t), "lab-tag-kill")
+			list, err := l.ListByTag(labContext(t), req.Tag)
 			require.NoError(t, err)
 			if len(list) == 0 {
 				assert.Empty(t, l.volumesOf(t, name), "volumes that no list shows")
@@ -270,7 +273,7 @@ func (l *lab) child(t *testing.T, work, uid string, k int) bool {
 		key, url, sum = name, image.URL, image.SHA256
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestLabChild$", "-test.timeout", "2m")
-	cmd.Env = append(os.Environ(), "KVM_TEST_CHILD="+strings.Join([]string{work, uid, strconv.Itoa(k), key, url, sum}, " "))
+	cmd.Env = append(os.Environ(), "KVM_TEST_CHILD="+strings.Join([]string{work, uid, labTag("lab-tag-kill"), strconv.Itoa(k), key, url, sum}, " "))
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return false
@@ -285,14 +288,14 @@ func childOfLab() bool { return false }
 // TestLabChild is the other process of the tests above.
 func TestLabChild(t *testing.T) {
 	f := strings.Fields(os.Getenv("KVM_TEST_CHILD"))
-	if len(f) != 6 {
+	if len(f) != 7 {
 		t.Skip("runs as a process of other tests only")
 	}
-	k, err := strconv.Atoi(f[2])
+	k, err := strconv.Atoi(f[3])
 	require.NoError(t, err)
 	var ended atomic.Int64
 	l := newLab(t, func(c *kvm.Config) {
-		c.Images = map[string]kvm.Image{f[3]: {URL: f[4], SHA256: f[5]}}
+		c.Images = map[string]kvm.Image{f[4]: {URL: f[5], SHA256: f[6]}}
 		c.Trace = &kvm.Trace{Call: func(context.Context, kvm.CallInfo) func(error) {
 			if k == 0 {
 				os.Exit(killedCode)
@@ -305,7 +308,7 @@ func TestLabChild(t *testing.T) {
 		}}
 	})
 	req := request(f[1])
-	req.Tag, req.Placement.MachineType = "lab-tag-kill", "blank"
+	req.Tag, req.Placement.MachineType = f[2], "blank"
 	if f[0] == "create" {
 		_, err = l.Create(labContext(t), req)
 	} else {
@@ -363,16 +366,16 @@ func TestLabBoot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), labTimeout(t))
 	defer cancel()
 	req := provider.CreateRequest{
-		UID: "lab-boot-" + strconv.Itoa(os.Getpid()), Tag: "lab-tag-boot", UserData: provider.UserData(bootUserData),
+		UID: "lab-boot-" + strconv.Itoa(os.Getpid()), Tag: labTag("lab-tag-boot"), UserData: provider.UserData(bootUserData),
 		Placement: provider.Placement{MachineType: "small"}, Metadata: map[string]string{"port": "8099"},
 	}
 	start := time.Now()
 	id, err := l.Create(ctx, req)
-	require.NoError(t, err)
-	t.Logf("Create %s, %d image bytes", time.Since(start), told.Load())
 	if os.Getenv("KVM_TEST_KEEP") == "" {
 		t.Cleanup(func() { _ = l.Delete(context.Background(), id) })
 	}
+	require.NoError(t, err)
+	t.Logf("Create %s, %d image bytes", time.Since(start), told.Load())
 	second := time.Now()
 	again, err := l.Create(ctx, req)
 	require.NoError(t, err)
@@ -517,7 +520,7 @@ func TestLabMany(t *testing.T) {
 		})
 	}
 	work.Wait()
-	list, err := l.ListByTag(labContext(t), "lab-tag-many")
+	list, err := l.ListByTag(labContext(t), labTag("lab-tag-many"))
 	require.NoError(t, err)
 	assert.Empty(t, list)
 	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, parts...))

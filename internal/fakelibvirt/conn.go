@@ -326,6 +326,11 @@ func (h *Host) start(d *Domain) error {
 			d.Seed = slices.Clone(file.content)
 		}
 	}
+	for _, serial := range d.XML.Devices.Serials {
+		if h.NoConsoleLogs && serial.Log != nil {
+			return Errorf(libvirt.ErrSystemError, "Unable to open file: %s: No such file or directory", serial.Log.File)
+		}
+	}
 	for _, i := range d.XML.Devices.Interfaces {
 		if slices.Contains(h.NoBridges, i.Source.Bridge.Bridge) {
 			return Errorf(libvirt.ErrSystemError, "Cannot get interface MTU on '%s': No such device", i.Source.Bridge.Bridge)

@@ -48,6 +48,8 @@ type Host struct {
 	Capabilities string
 	// NoBridges are bridges that do not exist.
 	NoBridges []string
+	// NoConsoleLogs tells that logs of consoles cannot be written.
+	NoConsoleLogs bool
 	// NoFirmware tells that no UEFI firmware is installed.
 	NoFirmware bool
 	// PoolBytes is the space of the pool; without limit if zero.
