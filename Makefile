@@ -1,0 +1,32 @@
+.DEFAULT_GOAL := help
+.PHONY: help test lint cross demo ci lab lab-test lab-down test-integration-kvm
+
+help: ## Show this.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## Crawl a site on loopback through proxies in the process.
+	cd examples && go run ./crawler -demo
+
+test: ## Build, vet and test every module; needs Go alone.
+	@scripts/test
+
+lint: ## Format, dependencies and linters.
+	@scripts/lint
+
+cross: ## Check that every module builds for Linux and macOS.
+	@scripts/cross
+
+lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
+	@lab/up
+
+lab-test: ## Prove the kvm provider on the lab (FULL=1 for everything).
+	@scripts/lab-test
+
+lab-down: ## End the lab.
+	@lab/down
+
+test-integration-kvm: ## Prove the kvm provider on your hypervisor, by KVM_TEST_*.
+	@scripts/test-integration-kvm
+
+ci: ## All of the above that this machine can do, as the gate does.
+	@.ci/run
