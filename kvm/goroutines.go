@@ -1,6 +1,9 @@
 package kvm
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // goroutines counts goroutines of which some may start while somebody waits,
 // which a sync.WaitGroup does not allow. The zero value is ready.
@@ -30,8 +33,8 @@ func (g *goroutines) add(n int) {
 	}
 }
 
-// Wait returns at a moment when none runs.
-func (g *goroutines) Wait() {
+// Wait returns at a moment when none runs, or after the timeout.
+func (g *goroutines) Wait(timeout time.Duration) {
 	g.mu.Lock()
 	if g.count == 0 {
 		g.mu.Unlock()
@@ -42,5 +45,10 @@ func (g *goroutines) Wait() {
 	}
 	idle := g.idle
 	g.mu.Unlock()
-	<-idle
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C:
+	}
 }

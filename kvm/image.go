@@ -55,7 +55,7 @@ func (w imageHost) cached(ctx context.Context, src imageSource) (b base, ok bool
 	if err != nil {
 		return b, false, err
 	}
-	if known, ok := w.h.images.known(b.volume); ok {
+	if known, ok := w.h.images.known(b.volume); ok && src.hasDigest() {
 		return known, true, nil
 	}
 	if b, err = w.measure(ctx, b, vol); err != nil {

@@ -339,6 +339,41 @@ func TestLabCancel(t *testing.T) {
 	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
 }
 
+// TestLabBadImages leaves nothing of an image that was cut or is not what its
+// digest says.
+func TestLabBadImages(t *testing.T) {
+	big := append(fakelibvirt.BlankQCOW2(1<<30), randomBytes(20*kvm.PacketSize)...)
+	for what, c := range map[string]struct {
+		serve http.HandlerFunc
+		code  string
+	}{
+		"cut": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(len(big)))
+			_, _ = w.Write(big[:len(big)/2])
+		}, "DownloadFailed"},
+		"stalled": {func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write(big[:len(big)/2])
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, "NoAnswer"},
+		"wrong": {serveBytes(big), "DigestMismatch"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			s := newImageServer(t)
+			s.serve(c.serve)
+			l.cfg.Images = map[string]kvm.Image{"labbad": {URL: s.URL, SHA256: strings.Repeat("0", 64)}}
+			l.Provider = l.again(t)
+			start := time.Now()
+			_, err := l.Create(labContext(t), labRequest("lab-bad", "lab-tag-bad"))
+			require.Error(t, err)
+			assert.True(t, provider.HasCode(err, c.code), "%v", err)
+			assert.Less(t, time.Since(start), 5*time.Second)
+			assert.Empty(t, l.volumesOf(t, "base-labbad-"))
+		})
+	}
+}
+
 func deadlineOf(ctx context.Context) time.Time {
 	d, _ := ctx.Deadline()
 	return d

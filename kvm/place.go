@@ -75,6 +75,9 @@ func pick[V any](field, name string, from map[string]V) (V, error) {
 	return v, permanent(codeBadPlacement, "%s: %q is not configured, there are %s", field, name, known)
 }
 
+// hasDigest tells whether the volume's name determines its content.
+func (i imageSource) hasDigest() bool { return i.SHA256+i.SHA512 != "" }
+
 // volume is the name of the image's volume: its key and what identifies its
 // content, which is the digest, or the URL where there is none.
 func (i imageSource) volume() string {

@@ -120,7 +120,8 @@ func (h *hostConn) close() {
 		}
 	}
 	h.transport.close()
-	h.running.Wait()
+	// go-libvirt has ways to wait for ever; Close shall not.
+	h.running.Wait(cleanupTime)
 }
 
 // dialLibvirt is the connector of real hosts. A *libvirt.Libvirt is used for

@@ -138,7 +138,8 @@ func (h *hostConn) upload(ctx context.Context, vol libvirt.StorageVol, source io
 	defer cancel(nil)
 	stall := newStall(time.Duration(h.timeouts.Stall), cancel)
 	defer stall.stop()
-	tracked := &trackedReader{r: source}
+	// libvirtd need not answer an upload that its source ended early.
+	tracked := &trackedReader{r: source, failed: func(err error) { cancel(err) }}
 	p := newPackets(tracked, packetFor(length), h.running.Go, func(n int) {
 		stall.moved()
 		if sent != nil {
@@ -148,14 +149,14 @@ func (h *hostConn) upload(ctx context.Context, vol libvirt.StorageVol, source io
 	defer p.Close()
 	err = s.only(h).uploadVolume(ctx, vol, p, length)
 	switch cause := context.Cause(ctx); {
-	case err != nil && errors.Is(cause, errStalled):
-		return 0, transient(codeNoAnswer, "%w", cause)
-	case err != nil && tracked.failure() != nil:
+	case err == nil:
+		return p.count.Load(), nil
+	case tracked.failure() != nil:
 		return 0, tracked.failure()
-	case err != nil:
-		return 0, err
+	case errors.Is(cause, errStalled):
+		return 0, transient(codeNoAnswer, "%w", cause)
 	}
-	return p.count.Load(), nil
+	return 0, err
 }
 
 var errStalled = errors.New("the upload stalled")
@@ -175,16 +176,18 @@ func newStall(after time.Duration, cancel context.CancelCauseFunc) *stall {
 func (s *stall) moved() { s.timer.Reset(s.after) }
 func (s *stall) stop()  { s.timer.Stop() }
 
-// trackedReader remembers why its reader failed.
+// trackedReader remembers why its reader failed, and tells it.
 type trackedReader struct {
-	r   io.Reader
-	err atomic.Pointer[error]
+	r      io.Reader
+	failed func(error)
+	err    atomic.Pointer[error]
 }
 
 func (t *trackedReader) Read(p []byte) (int, error) {
 	n, err := t.r.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		t.err.Store(&err)
+		t.failed(err)
 	}
 	return n, err
 }
