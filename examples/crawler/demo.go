@@ -45,7 +45,7 @@ type demo struct {
 // openDemo starts the site and returns it as a source.
 func openDemo(o options) (source, error) {
 	d := &demo{seen: map[string]int{}}
-	certificate, roots, err := demoCertificate()
+	certificate, roots, err := demoCertificate(demoHosts...)
 	if err != nil {
 		return source{}, err
 	}
@@ -156,13 +156,13 @@ func (d *demo) close() error {
 }
 
 // demoCertificate makes a certificate for the hosts, and the roots that trust it.
-func demoCertificate() (tls.Certificate, *x509.CertPool, error) {
+func demoCertificate(hosts ...string) (tls.Certificate, *x509.CertPool, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "egress demo"}, DNSNames: demoHosts,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "egress demo"}, DNSNames: hosts,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,

@@ -36,6 +36,7 @@ type options struct {
 	keyFile     string
 	keep        bool
 	probeURL    string
+	caFile      string
 	clients     setup.Prefixes
 	destination setup.Prefixes
 	perDomain   int
@@ -68,6 +69,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.keyFile, "key-file", "", "`file` with the key for proxy passwords; needed with -keep")
 	flags.BoolVar(&o.keep, "keep", false, "leave the proxies for the next run")
 	flags.StringVar(&o.probeURL, "probe", "https://example.com/", "`URL` that a healthy proxy must fetch")
+	flags.StringVar(&o.caFile, "ca", "", "PEM `file` with the roots that targets are verified by; the system's if empty")
 	flags.Var(&o.clients, "clients", "`networks` that may use the proxies; any with the password, if empty")
 	flags.Var(&o.destination, "destinations", "private `networks` that the proxies may lead to; none if empty")
 	flags.IntVar(&o.perDomain, "per-domain", 2, "requests at a time to one domain")

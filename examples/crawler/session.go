@@ -46,6 +46,10 @@ func open(o options, stdin io.Reader) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
+	roots, err := setup.Roots(o.caFile)
+	if err != nil {
+		return source{}, err
+	}
 	urls, closeURLs, err := openURLs(o.urls, stdin)
 	if err != nil {
 		return source{}, err
@@ -56,7 +60,8 @@ func open(o options, stdin io.Reader) (source, error) {
 	}
 	return source{
 		provider: p, machine: machine, probeURL: o.probeURL, urls: urls,
-		onResult: func(int, func(string, ...any)) {}, close: []func() error{providers.Close, closeURLs},
+		transport: endpoint.TransportConfig{TargetRoots: roots},
+		onResult:  func(int, func(string, ...any)) {}, close: []func() error{providers.Close, closeURLs},
 	}, nil
 }
 

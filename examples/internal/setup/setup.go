@@ -5,6 +5,7 @@ package setup
 import (
 	"cmp"
 	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -194,4 +195,21 @@ func (p *Prefixes) Set(text string) error {
 		*p = append(*p, prefix.Masked())
 	}
 	return nil
+}
+
+// Roots reads certificates that targets are verified by. Without a file it
+// returns nil, which means the system's.
+func Roots(path string) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s holds no certificate in PEM", path)
+	}
+	return roots, nil
 }
