@@ -20,9 +20,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if childOfLab() {
-		return
-	}
 	goleak.VerifyTestMain(m)
 }
 

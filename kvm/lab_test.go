@@ -3,6 +3,7 @@ package kvm_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -214,7 +215,7 @@ func TestLabKilledCreate(t *testing.T) {
 			base := l.blank(t, "labkill", uint64(1<<30+(k+2)<<20))
 			req := labRequest(fmt.Sprintf("lab-kill-%d", k), "lab-tag-kill")
 			name := provider.Name(req.UID)
-			done = !l.child(t, "create", req.UID, k)
+			done = !l.child(t, childJob{Calls: k, Request: req})
 			id := "hosts/lab/domains/" + name
 
 			list, err := l.ListByTag(labContext(t), req.Tag)
@@ -249,7 +250,7 @@ func TestLabKilledDelete(t *testing.T) {
 			req := labRequest(fmt.Sprintf("lab-del-%d", k), "lab-tag-kill")
 			id, err := l.Create(labContext(t), req)
 			require.NoError(t, err)
-			done = !l.child(t, "delete", req.UID, k)
+			done = !l.child(t, childJob{Delete: true, Calls: k, Request: req})
 			require.NoError(t, l.Delete(labContext(t), id))
 			_, err = l.Get(labContext(t), id)
 			require.ErrorIs(t, err, provider.ErrNotFound)
@@ -264,16 +265,31 @@ func TestLabKilledDelete(t *testing.T) {
 // killedCode is the exit code of a process that ended itself in time.
 const killedCode = 77
 
-// child runs this test's binary as another process that works on the UID and
-// ends after its k-th call. It returns false if there are not as many.
-func (l *lab) child(t *testing.T, work, uid string, k int) bool {
+// childJob is the work of another process: Create or Delete of one instance,
+// ended after the given number of calls, or after a step.
+type childJob struct {
+	Delete  bool
+	Calls   int
+	Step    string
+	Request provider.CreateRequest `json:"-"`
+	Images  map[string]kvm.Image
+
+	// The parts of Request, whose user-data marshals as its length.
+	UID, Tag, MachineType string
+	Metadata              map[string]string
+	UserData              []byte
+}
+
+// child runs this test's binary as another process. It returns false if the
+// work needed fewer calls.
+func (l *lab) child(t *testing.T, job childJob) bool {
 	t.Helper()
-	var url, sum, key string
-	for name, image := range l.cfg.Images {
-		key, url, sum = name, image.URL, image.SHA256
-	}
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestLabChild$", "-test.timeout", "2m")
-	cmd.Env = append(os.Environ(), "KVM_TEST_CHILD="+strings.Join([]string{work, uid, labTag("lab-tag-kill"), strconv.Itoa(k), key, url, sum}, " "))
+	r := job.Request
+	job.Images, job.UID, job.Tag, job.MachineType, job.Metadata, job.UserData = l.cfg.Images, r.UID, r.Tag, r.Placement.MachineType, r.Metadata, r.UserData
+	text, err := json.Marshal(job)
+	require.NoError(t, err)
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestLabChild$", "-test.timeout", "5m")
+	cmd.Env = append(os.Environ(), "KVM_TEST_CHILD="+string(text))
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return false
@@ -282,39 +298,48 @@ func (l *lab) child(t *testing.T, work, uid string, k int) bool {
 	return true
 }
 
-// childOfLab is for TestMain: what ends in the middle leaves goroutines.
-func childOfLab() bool { return false }
-
 // TestLabChild is the other process of the tests above.
 func TestLabChild(t *testing.T) {
-	f := strings.Fields(os.Getenv("KVM_TEST_CHILD"))
-	if len(f) != 7 {
+	text := os.Getenv("KVM_TEST_CHILD")
+	if text == "" {
 		t.Skip("runs as a process of other tests only")
 	}
-	k, err := strconv.Atoi(f[3])
-	require.NoError(t, err)
-	var ended atomic.Int64
+	var job childJob
+	require.NoError(t, json.Unmarshal([]byte(text), &job))
+	req := provider.CreateRequest{UID: job.UID, Tag: job.Tag, UserData: job.UserData, Metadata: job.Metadata}
+	req.Placement.MachineType = job.MachineType
 	l := newLab(t, func(c *kvm.Config) {
-		c.Images = map[string]kvm.Image{f[4]: {URL: f[5], SHA256: f[6]}}
-		c.Trace = &kvm.Trace{Call: func(context.Context, kvm.CallInfo) func(error) {
-			if k == 0 {
-				os.Exit(killedCode)
-			}
-			return func(error) {
-				if ended.Add(1) == int64(k) {
+		c.Images = job.Images
+		c.Trace = &kvm.Trace{Call: exitAfter(job.Calls), Step: func(ctx context.Context, info kvm.StepInfo) (context.Context, func(error)) {
+			return ctx, func(error) {
+				if info.Step == job.Step {
 					os.Exit(killedCode)
 				}
 			}
 		}}
 	})
-	req := request(f[1])
-	req.Tag, req.Placement.MachineType = f[2], "blank"
-	if f[0] == "create" {
-		_, err = l.Create(labContext(t), req)
+	var err error
+	if job.Delete {
+		err = l.Delete(labContext(t), "hosts/lab/domains/"+provider.Name(job.UID))
 	} else {
-		err = l.Delete(labContext(t), "hosts/lab/domains/"+provider.Name(f[1]))
+		_, err = l.Create(labContext(t), req)
 	}
 	require.NoError(t, err)
+}
+
+// exitAfter ends the process at the end of its k-th call, or before the first.
+func exitAfter(k int) func(context.Context, kvm.CallInfo) func(error) {
+	var ended atomic.Int64
+	return func(context.Context, kvm.CallInfo) func(error) {
+		if k == 0 {
+			os.Exit(killedCode)
+		}
+		return func(error) {
+			if ended.Add(1) == int64(k) {
+				os.Exit(killedCode)
+			}
+		}
+	}
 }
 
 // TestLabCancel ends the context of a Create in the middle of its work, at
@@ -405,6 +430,9 @@ func TestLabBoot(t *testing.T) {
 		Placement: provider.Placement{MachineType: "small"}, Metadata: map[string]string{"port": "8099"},
 	}
 	start := time.Now()
+	require.True(t, l.child(t, childJob{Calls: -1, Step: "seed", Request: req}), "a process that dies in the middle")
+	t.Logf("killed after %s", time.Since(start))
+	start = time.Now()
 	id, err := l.Create(ctx, req)
 	if os.Getenv("KVM_TEST_KEEP") == "" {
 		t.Cleanup(func() { _ = l.Delete(context.Background(), id) })
@@ -432,6 +460,7 @@ func TestLabBoot(t *testing.T) {
 		t.Logf("kept %s at %s", id, in.Address())
 		return
 	}
+	require.True(t, l.child(t, childJob{Delete: true, Calls: -1, Step: "destroy", Request: req}), "a process that dies in the middle")
 	require.NoError(t, l.Delete(ctx, id))
 	require.NoError(t, l.Delete(ctx, id))
 	_, err = l.Get(ctx, id)
