@@ -340,6 +340,10 @@ func (c Config) withDefaults() Config {
 	for i := range c.Hosts {
 		c.Hosts[i].Pool = or(c.Hosts[i].Pool, "default")
 	}
+	if c.Trace != nil {
+		trace := *c.Trace
+		c.Trace = &trace
+	}
 	c.Name = or(c.Name, "kvm")
 	c.DiskSizeGiB = or(c.DiskSizeGiB, 10)
 	c.DomainType = or(c.DomainType, typeAuto)

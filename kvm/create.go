@@ -81,6 +81,8 @@ type creation struct {
 	// mine is whether the domain was never started, so that a failure that
 	// cannot heal undoes it.
 	mine bool
+	// refetched is whether the base image was fetched a second time.
+	refetched bool
 	// mute leaves out the log of the console, which not every host can write.
 	mute bool
 }
@@ -315,26 +317,31 @@ func (c *creation) overlay(ctx context.Context) error {
 		Base:          c.base.path, BaseFormat: c.base.format,
 	}
 	_, err := c.client().create(ctx, c.facts.pool, spec.Volume())
-	if isLibvirt(err, libvirt.ErrStorageVolExist) {
+	switch {
+	case isLibvirt(err, libvirt.ErrStorageVolExist):
 		c.log.V(1).Info("overlay volume already exists", "volume", spec.Name)
 		return nil
-	}
-	if err != nil {
-		c.lookAgain(ctx, err)
+	case isMissingFile(err) && !c.refetched:
+		return c.overlayOnNewBase(ctx)
+	case err != nil:
 		return err
 	}
 	c.log.V(1).Info("overlay volume created", "volume", spec.Name)
 	return nil
 }
 
-// lookAgain has libvirt read its pool when a file that it lists is not there,
-// so that the next attempt fetches the image again.
-func (c *creation) lookAgain(ctx context.Context, err error) {
-	var lv libvirt.Error
-	if errors.As(err, &lv) && strings.Contains(lv.Message, "No such file") {
-		c.host.images.forget(c.base.volume)
-		_ = c.client().refreshPool(ctx, c.facts.pool)
+// overlayOnNewBase fetches the base image again, whose file somebody removed,
+// perhaps without libvirt knowing.
+func (c *creation) overlayOnNewBase(ctx context.Context) error {
+	c.refetched = true
+	c.host.images.forget(c.base.volume)
+	if err := whileBusy(ctx, func() error { return c.client().refreshPool(ctx, c.facts.pool) }); err != nil {
+		return err
 	}
+	if err := c.baseImage(ctx); err != nil {
+		return err
+	}
+	return c.overlay(ctx)
 }
 
 // uploadSeed makes the seed in place of any there is: one that was cut off by a

@@ -118,6 +118,12 @@ func isBusy(err error) bool {
 		strings.Contains(e.Message, "asynchronous jobs running"))
 }
 
+// isMissingFile tells that a volume's file, or that of its base, is not there.
+func isMissingFile(err error) bool {
+	var e libvirt.Error
+	return errors.As(err, &e) && strings.Contains(e.Message, "No such file or directory")
+}
+
 // isConsoleLog tells of a console whose log libvirt cannot write.
 func isConsoleLog(err error) bool {
 	var e libvirt.Error

@@ -42,11 +42,15 @@ func (p *Provider) ensureImage(ctx context.Context, h *host, pool libvirt.Storag
 	return h.images.do(ctx, src.volume(), func(ctx context.Context) (base, error) { return w.obtain(ctx, src) })
 }
 
-// cached looks for the marker and the volume.
+// cached looks for the marker, and for the volume unless it was seen before: that
+// it is still there shows when an overlay is made on it.
 func (w imageHost) cached(ctx context.Context, src imageSource) (b base, ok bool, err error) {
 	b = base{volume: src.volume(), format: src.Format}
 	if ok, err = w.c.exists(ctx, w.pool, b.volume+markerSuffix); !ok || err != nil {
 		return b, false, err
+	}
+	if known, ok := w.h.images.known(b.volume); ok && src.hasDigest() {
+		return known, true, nil
 	}
 	vol, err := w.c.lookupVolume(ctx, w.pool, b.volume)
 	if isLibvirt(err, libvirt.ErrNoStorageVol) {
@@ -54,9 +58,6 @@ func (w imageHost) cached(ctx context.Context, src imageSource) (b base, ok bool
 	}
 	if err != nil {
 		return b, false, err
-	}
-	if known, ok := w.h.images.known(b.volume); ok && src.hasDigest() {
-		return known, true, nil
 	}
 	if b, err = w.measure(ctx, b, vol); err != nil {
 		return b, false, err

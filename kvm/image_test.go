@@ -230,7 +230,21 @@ func TestImageEntryMayChange(t *testing.T) {
 	assert.Equal(t, bigImage, r.host().Content("default", "base-debian-"+digestOf(bigImage)[:16]+".qcow2"))
 }
 
-// TestImageFileRemoved heals a pool that lists what is no longer there.
+// TestWarmCreateIsCheap holds the number of calls in series, where the image is
+// cached.
+func TestWarmCreateIsCheap(t *testing.T) {
+	r := newRig(t)
+	mustCreate(t, r, r.Provider, request("u1"))
+	r.host().ForgetCalls()
+	mustCreate(t, r, r.Provider, request("u2"))
+	assert.LessOrEqual(t, len(r.host().Calls()), 10, "%v", r.host().Calls())
+	r.host().ForgetCalls()
+	mustCreate(t, r, r.Provider, request("u2"))
+	assert.Len(t, r.host().Calls(), 2)
+}
+
+// TestImageRemoved fetches an image again that somebody removed, whether or not
+// this process has seen it.
 func TestImageRemoved(t *testing.T) {
 	r := newRig(t)
 	id := mustCreate(t, r, r.Provider, request("u1"))

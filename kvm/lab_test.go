@@ -364,6 +364,29 @@ func TestLabCancel(t *testing.T) {
 	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
 }
 
+// TestLabImageFileRemoved removes the file of a base image behind libvirt's
+// back: the next Create fetches it again.
+func TestLabImageFileRemoved(t *testing.T) {
+	l := newLab(t)
+	base := l.blank(t, "labgone", 1<<30+1<<20)
+	req := labRequest("lab-gone", "lab-tag-gone")
+	id, err := l.Create(labContext(t), req)
+	require.NoError(t, err)
+	defer func() { _ = l.Delete(context.Background(), id) }()
+	text, _, err := kvm.DomainXML(labContext(t), l.Provider, "lab", provider.Name(req.UID))
+	require.NoError(t, err)
+	_, path, _ := strings.Cut(text, "source file='")
+	file := strings.Replace(path[:strings.Index(path, "'")], provider.Name(req.UID)+".qcow2", base, 1)
+	require.NoError(t, l.Delete(labContext(t), id))
+	if os.Remove(file) != nil {
+		t.Skip("the pool of the host is not in this file system: run this on the host itself")
+	}
+	_, err = l.Create(labContext(t), req)
+	require.NoError(t, err)
+	require.NoError(t, l.Delete(labContext(t), id))
+	assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
+}
+
 // TestLabBadImages leaves nothing of an image that was cut or is not what its
 // digest says.
 func TestLabBadImages(t *testing.T) {
