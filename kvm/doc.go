@@ -42,8 +42,8 @@
 // The domain comes first and goes last, so that whatever a crash leaves behind
 // is seen by ListByTag; the next Create goes on from there. [Trace] shows the
 // steps as they happen. Two processes may ask for one image at the same time,
-// but shall not Create and Delete one UID at the same time; within a process
-// the calls for one instance wait for each other.
+// but shall not work on one UID at the same time; within a process the calls
+// that change one instance wait for each other.
 //
 // # What stays on a host
 //

@@ -59,7 +59,7 @@ func labConfig(t testing.TB) kvm.Config {
 	}
 	known := os.Getenv("KVM_TEST_KNOWN_HOSTS")
 	if known == "" && host != "local" {
-		t.Log("WARNING: KVM_TEST_KNOWN_HOSTS is not set: whoever answers at KVM_TEST_HOST is believed")
+		fmt.Fprintln(os.Stderr, "WARNING: KVM_TEST_KNOWN_HOSTS is not set: whoever answers at KVM_TEST_HOST is believed")
 	}
 	return kvm.Config{
 		SSHKeyFile: os.Getenv("KVM_TEST_SSH_KEY"), KnownHostsFile: known, InsecureIgnoreHostKey: known == "",
