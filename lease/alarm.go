@@ -3,13 +3,15 @@ package lease
 import "time"
 
 // matter is what an alarm of the store is about: a lease that expires, a slot
-// that has cooled down, for all or for a domain, or an ended lease to be
-// forgotten.
+// that has cooled down, a face that a domain blocks no more, a session or an
+// ended lease to be forgotten.
 type matter struct {
-	lease  *held
-	slot   *slot
-	domain string
-	forget string
+	lease   *held
+	slot    *slot
+	face    *face
+	domain  string
+	session *session
+	forget  string
 }
 
 // onAlarm runs when the timer rings.
@@ -32,25 +34,11 @@ func (m *Memory) handleLocked(about matter, now time.Time) {
 		m.expireLocked(about.lease)
 	case about.forget != "":
 		delete(m.ended, about.forget)
-	case about.domain != "":
-		m.unblockLocked(about.slot, about.domain, now)
+	case about.face != nil:
+		m.unblockLocked(about.face, about.domain, now)
+	case about.session != nil:
+		delete(m.sessions, about.session.name)
 	default:
 		m.settleLocked(about.slot, now)
 	}
-}
-
-// unblockLocked runs when a domain's cooldown ends, and once more when the
-// memory of it does.
-func (m *Memory) unblockLocked(s *slot, domain string, now time.Time) {
-	b, ok := s.blocks[domain]
-	if !ok {
-		return
-	}
-	forgetAt := b.until.Add(m.cfg.MaxDomainCooldown)
-	if !forgetAt.After(now) {
-		delete(s.blocks, domain)
-		return
-	}
-	m.alarms.Set(&b.alarm, forgetAt)
-	m.offerLocked(s)
 }

@@ -13,13 +13,14 @@ import (
 // transport sends requests while the lease is held.
 type transport struct {
 	lease *Lease
+	ctx   context.Context // the lease's
 	base  *endpoint.Transport
 	err   error // why there is no base
 }
 
-func newTransport(l *Lease) *transport {
+func newTransport(l *Lease, ctx context.Context) *transport {
 	base, err := endpoint.NewTransport(l.grant.Endpoint.URL, l.transport)
-	return &transport{lease: l, base: base, err: err}
+	return &transport{lease: l, ctx: ctx, base: base, err: err}
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -29,7 +30,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	unlink := context.AfterFunc(t.lease.ctx, func() { cancel(t.lease.Err()) })
+	unlink := context.AfterFunc(t.ctx, func() { cancel(t.lease.Err()) })
 	done := func() { unlink(); cancel(nil) }
 
 	resp, err := t.base.RoundTrip(req.WithContext(ctx))

@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"fmt"
+	"maps"
+	"net/netip"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -21,55 +23,71 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 	s, known := m.slots[e.ID]
 	if known && s.endpoint.Generation == e.Generation && s.endpoint.URL.Equal(e.URL) {
 		s.endpoint = e.Clone()
+		m.wearLocked(s, e.EgressIP)
+		m.settleLocked(s, time.Now())
+		m.offerLocked(s) // new attributes may satisfy others
 		return nil
 	}
+	m.used++
+	next := &slot{
+		endpoint: e.Clone(), verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used, face: newFace(netip.Addr{}),
+	}
+	next.face.slots[next] = struct{}{}
 	if known {
 		m.retireLocked(s)
+		next.draining, next.former = s.draining, s.living()
 	}
-	m.used++
-	m.slots[e.ID] = &slot{
-		endpoint: e.Clone(), verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used,
-		draining: known && s.draining,
-	}
+	m.slots[e.ID] = next
+	m.wearLocked(next, e.EgressIP)
 	return nil
 }
 
-// retireLocked takes the slot out of all lists. Its lease goes on.
+// retireLocked takes the slot out of all lists. Its leases go on.
 func (m *Memory) retireLocked(s *slot) {
 	if s.next != nil {
 		m.free.remove(s)
 	}
 	m.alarms.Clear(&s.cooling)
-	for _, b := range s.blocks {
-		m.alarms.Clear(&b.alarm)
+	if !s.face.address.IsValid() {
+		for _, b := range s.face.blocks {
+			m.alarms.Clear(&b.alarm)
+		}
 	}
+	m.takeOffLocked(s)
 	s.gone = true
 	delete(m.slots, s.endpoint.ID)
+	m.moveSessionsLocked(s)
+}
+
+// living is the slot, or the latest of its former ones, that is still leased.
+func (s *slot) living() *slot {
+	for ; s != nil; s = s.former {
+		if len(s.held) > 0 {
+			return s
+		}
+	}
+	return nil
 }
 
 // Remove implements [Inventory].
 func (m *Memory) Remove(_ context.Context, id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, h := range m.heldOnLocked(id) {
-		m.stats.Revoked++
-		m.endLocked(h, ErrRevoked)
-	}
 	if s, ok := m.slots[id]; ok {
 		m.retireLocked(s)
+		m.revokeLocked(s)
 	}
 	return nil
 }
 
-// heldOnLocked returns the leases on the endpoint, of all its generations.
-func (m *Memory) heldOnLocked(id string) []*held {
-	var all []*held
-	for _, h := range m.leases {
-		if h.slot.endpoint.ID == id {
-			all = append(all, h)
+// revokeLocked ends the leases on a slot and its former ones.
+func (m *Memory) revokeLocked(s *slot) {
+	for ; s != nil; s = s.former {
+		for h := range maps.Clone(s.held) {
+			m.stats.Revoked++
+			m.endLocked(h, ErrRevoked)
 		}
 	}
-	return all
 }
 
 // SetVerdict implements [Inventory].
@@ -81,28 +99,25 @@ func (m *Memory) SetVerdict(_ context.Context, id string, v endpoint.Verdict) er
 		s.verdict = v
 		if v.EgressIP.IsValid() {
 			s.endpoint.EgressIP = v.EgressIP
+			m.wearLocked(s, v.EgressIP)
 		}
 	})
 }
 
 // Drain implements [Inventory].
-func (m *Memory) Drain(_ context.Context, id string) (int, error) {
-	if err := m.change(id, func(s *slot) { s.draining = true }); err != nil {
-		return 0, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.heldOnLocked(id)), nil
+func (m *Memory) Drain(_ context.Context, id string) (held int, err error) {
+	err = m.change(id, func(s *slot) {
+		s.draining = true
+		for ; s != nil; s = s.former {
+			held += len(s.held)
+		}
+	})
+	return held, err
 }
 
 // Revoke implements [Inventory].
 func (m *Memory) Revoke(_ context.Context, id string) error {
-	return m.change(id, func(*slot) {
-		for _, h := range m.heldOnLocked(id) {
-			m.stats.Revoked++
-			m.endLocked(h, ErrRevoked)
-		}
-	})
+	return m.change(id, m.revokeLocked)
 }
 
 // change runs f on the slot under the lock and settles it.

@@ -18,25 +18,21 @@ type Lease struct {
 	grant     Grant
 	transport endpoint.TransportConfig
 
-	ctx  context.Context
-	lose context.CancelCauseFunc
-
 	mu        sync.Mutex
 	expiresAt time.Time
-	expiry    *time.Timer
+	lost      error // why it has ended, once it has
 	client    *http.Client
+	// Of the context, made when first asked for.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	expiry *time.Timer
 }
 
 // New makes the lease for what a store granted. Stores call it; asked is when
 // the holder's request was sent, by the holder's clock. The transport is what
 // [Lease.Client] uses.
 func New(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) *Lease {
-	l := &Lease{store: store, grant: grant, transport: transport, expiresAt: asked.Add(grant.TTL)}
-	l.ctx, l.lose = context.WithCancelCause(context.Background())
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.expiry = time.AfterFunc(time.Until(l.expiresAt), l.expire)
-	return l
+	return &Lease{store: store, grant: grant, transport: transport, expiresAt: asked.Add(grant.TTL)}
 }
 
 // Key identifies the lease to its store.
@@ -56,15 +52,38 @@ func (l *Lease) ExpiresAt() time.Time {
 }
 
 // Context ends when the lease does. Its cause says why.
-func (l *Lease) Context() context.Context { return l.ctx }
+func (l *Lease) Context() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.contextLocked()
+}
+
+func (l *Lease) contextLocked() context.Context {
+	if l.ctx != nil {
+		return l.ctx
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	if l.lost != nil {
+		l.cancel(l.lost)
+		return l.ctx
+	}
+	l.expiry = time.AfterFunc(time.Until(l.expiresAt), func() { _ = l.Err() })
+	return l.ctx
+}
 
 // Err returns nil while the lease is held, and then an error that matches
 // ErrLost and the reason: ErrReleased, ErrExpired or ErrRevoked.
 func (l *Lease) Err() error {
-	if l.ctx.Err() == nil {
-		return nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.errLocked()
+}
+
+func (l *Lease) errLocked() error {
+	if l.lost == nil && !l.expiresAt.After(time.Now()) {
+		l.loseLocked(ErrExpired)
 	}
-	return context.Cause(l.ctx)
+	return l.lost
 }
 
 // Client returns a client that goes through the leased proxy alone, with a
@@ -75,7 +94,7 @@ func (l *Lease) Client() *http.Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.client == nil {
-		l.client = &http.Client{Transport: newTransport(l)}
+		l.client = &http.Client{Transport: newTransport(l, l.contextLocked())}
 	}
 	return l.client
 }
@@ -124,41 +143,48 @@ func (l *Lease) ReleaseUnused(ctx context.Context) error {
 }
 
 func (l *Lease) end(ctx context.Context, tell func(context.Context, Key) error) error {
-	if l.ctx.Err() != nil {
+	l.mu.Lock()
+	ended := l.errLocked() != nil
+	l.loseLocked(ErrReleased)
+	l.mu.Unlock()
+	if ended {
 		return nil
 	}
-	l.Lose(ErrReleased)
 	return tell(ctx, l.grant.Key)
 }
 
 // Lose ends the lease for its holder, without telling the store. Stores call it
 // when they learn that a lease has ended. The first cause stands.
 func (l *Lease) Lose(cause error) {
-	l.lose(&lostError{cause})
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expiry.Stop()
+	l.loseLocked(cause)
+}
+
+func (l *Lease) loseLocked(cause error) {
+	if l.lost != nil {
+		return
+	}
+	l.lost = &lostError{cause}
+	if l.ctx != nil {
+		l.cancel(l.lost)
+		l.expiry.Stop()
+	}
 	if l.client != nil {
 		l.client.CloseIdleConnections()
 	}
 }
 
-// expire runs at the deadline, which a renewal may have moved.
-func (l *Lease) expire() {
-	if l.ExpiresAt().After(time.Now()) {
-		return
-	}
-	l.Lose(ErrExpired)
-}
-
 func (l *Lease) extend(until time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.Err(); err != nil {
+	if err := l.errLocked(); err != nil {
 		return err
 	}
 	l.expiresAt = until
-	l.expiry.Reset(time.Until(until))
+	if l.expiry != nil {
+		l.expiry.Reset(time.Until(until))
+	}
 	return nil
 }
 

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -22,10 +24,17 @@ import (
 // MemoryConfig tunes a [Memory]. The zero value is useful. Negative durations
 // are refused.
 type MemoryConfig struct {
+	// MaxHolders is how many may hold one endpoint at a time; 1 if zero. An
+	// endpoint that is new or has failed has one until a holder reports OK.
+	MaxHolders int
 	// DefaultTTL is the length of a lease whose request names none; 1 min if zero.
 	DefaultTTL time.Duration
 	// MaxTTL caps what is granted at once; 1 h if zero.
 	MaxTTL time.Duration
+	// MaxLifetime caps the life of a lease with all its renewals; 24 h if zero.
+	MaxLifetime time.Duration
+	// SessionTTL is how long an unused session is remembered; 30 min if zero.
+	SessionTTL time.Duration
 	// LockDelay is how long an endpoint stays unused after a lease expired or was
 	// revoked; 15 s if zero, as in Consul's sessions.
 	LockDelay time.Duration
@@ -53,6 +62,8 @@ func (c MemoryConfig) withDefaults() (MemoryConfig, error) {
 	}{
 		{"defaultTTL", &c.DefaultTTL, time.Minute},
 		{"maxTTL", &c.MaxTTL, time.Hour},
+		{"maxLifetime", &c.MaxLifetime, 24 * time.Hour},
+		{"sessionTTL", &c.SessionTTL, 30 * time.Minute},
 		{"lockDelay", &c.LockDelay, 15 * time.Second},
 		{"proxyCooldown", &c.ProxyCooldown, 30 * time.Second},
 		{"maxProxyCooldown", &c.MaxProxyCooldown, 5 * time.Minute},
@@ -67,6 +78,10 @@ func (c MemoryConfig) withDefaults() (MemoryConfig, error) {
 	if c.DefaultTTL > c.MaxTTL {
 		problems.Add("defaultTTL", c.DefaultTTL, fmt.Sprintf("must not be longer than maxTTL, %v", c.MaxTTL))
 	}
+	if c.MaxHolders < 0 {
+		problems.Add("maxHolders", c.MaxHolders, "must not be negative")
+	}
+	c.MaxHolders = cmp.Or(c.MaxHolders, 1)
 	return c, problems.Err()
 }
 
@@ -80,6 +95,8 @@ type Memory struct {
 	mu       sync.Mutex
 	closed   bool
 	slots    map[string]*slot
+	faces    map[netip.Addr]*face
+	sessions map[string]*session
 	leases   map[string]*held
 	ended    map[string]int64 // tokens of leases that expired or were revoked
 	free     freeList
@@ -88,6 +105,7 @@ type Memory struct {
 	readers  map[chan Report]struct{}
 	used     uint64 // rises with each use of a slot
 	token    int64
+	prefix   string // of lease IDs: nobody guesses one
 	stats    Stats
 	outcomes map[OutcomeKind]int64
 }
@@ -98,11 +116,11 @@ type held struct {
 	slot     *slot
 	holder   string
 	domain   string
+	granted  time.Time
 	deadline time.Time
 	alarm    alarm.Alarm[matter]
 	lease    *Lease
-	used     uint64          // the slot's, before this lease
-	blamed   map[string]bool // domains, and "" for the proxy, that cooled down already
+	used     uint64 // the slot's, before this lease
 }
 
 // NewMemory returns an empty store. Close it to end its timers.
@@ -113,7 +131,8 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 	}
 	m := &Memory{
 		cfg: cfg, log: cfg.Logger,
-		slots: map[string]*slot{}, leases: map[string]*held{}, ended: map[string]int64{},
+		slots: map[string]*slot{}, faces: map[netip.Addr]*face{}, sessions: map[string]*session{},
+		prefix: rand.Text()[:16] + "-", leases: map[string]*held{}, ended: map[string]int64{},
 		readers: map[chan Report]struct{}{}, outcomes: map[OutcomeKind]int64{},
 	}
 	m.alarms.Fire = m.onAlarm
@@ -149,10 +168,11 @@ func (m *Memory) TryAcquire(_ context.Context, req Request) (*Lease, error) {
 	if m.closed {
 		return nil, ErrClosed
 	}
-	if s := m.free.first(req.Domain, time.Now()); s != nil {
-		return m.grantLocked(s, req, time.Now()), nil
+	now := time.Now()
+	if s := m.pickLocked(&req, now); s != nil {
+		return m.grantLocked(s, req, now), nil
 	}
-	return nil, m.unavailableLocked(req, 0)
+	return nil, m.unavailableLocked(&req, 0)
 }
 
 // Acquire implements [Store].
@@ -168,11 +188,12 @@ func (m *Memory) Acquire(ctx context.Context, req Request) (*Lease, error) {
 	}
 	if err := ctx.Err(); err != nil {
 		defer m.mu.Unlock()
-		return nil, m.endOfWaitLocked(req, 0, err)
+		return nil, m.endOfWaitLocked(&req, 0, err)
 	}
-	if s := m.free.first(req.Domain, time.Now()); s != nil {
+	now := time.Now()
+	if s := m.pickLocked(&req, now); s != nil {
 		defer m.mu.Unlock()
-		return m.grantLocked(s, req, time.Now()), nil
+		return m.grantLocked(s, req, now), nil
 	}
 	w := newWaiter(req)
 	element := m.waiters.PushBack(w)
@@ -190,40 +211,45 @@ func prepare(req Request) (Request, error) {
 }
 
 // grantLocked leases a free slot.
-func (m *Memory) grantLocked(s *slot, req Request, asked time.Time) *Lease {
-	now := time.Now()
+func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
 	m.token = max(m.token+1, now.UnixMicro())
 	h := &held{
-		key: Key{ID: rand.Text(), Token: m.token}, slot: s,
-		holder: req.Holder, domain: req.Domain, used: s.used,
+		key:  Key{ID: m.prefix + strconv.FormatInt(m.token, 36), Token: m.token},
+		slot: s, holder: req.Holder, domain: req.Domain, used: s.used, granted: now,
 	}
-	ttl := m.ttl(req.TTL)
+	h.alarm.About.lease = h
+	ttl := m.ttl(req.TTL, h, now)
 	h.lease = New(m, Grant{
-		Key: h.key, Endpoint: s.endpoint.Clone(), Holder: req.Holder, Domain: req.Domain, TTL: ttl,
-	}, asked, m.cfg.Transport)
+		Key: h.key, Endpoint: s.endpoint, Holder: req.Holder, Domain: req.Domain, TTL: ttl,
+	}, now, m.cfg.Transport)
 	m.leases[h.key.ID] = h
-	s.held = h
+	if s.held == nil {
+		s.held = map[*held]struct{}{}
+	}
+	s.held[h] = struct{}{}
 	m.used++
 	s.used = m.used
-	m.settleLocked(s, now)
+	m.free.remove(s)
+	m.bindLocked(req.Session, s, now)
 	m.setDeadlineLocked(h, now.Add(ttl))
 	m.stats.Acquired++
 	if log := m.log.V(1); log.Enabled() {
 		log.Info("leased", "endpoint", s.endpoint.ID, "holder", req.Holder, "domain", req.Domain, "token", h.key.Token, "ttl", ttl)
 	}
+	m.settleLocked(s, now)
 	return h.lease
 }
 
-func (m *Memory) ttl(want time.Duration) time.Duration {
+// ttl is what is granted of what a holder wants.
+func (m *Memory) ttl(want time.Duration, h *held, now time.Time) time.Duration {
 	if want <= 0 {
 		want = m.cfg.DefaultTTL
 	}
-	return min(want, m.cfg.MaxTTL)
+	return min(want, m.cfg.MaxTTL, h.granted.Add(m.cfg.MaxLifetime).Sub(now))
 }
 
 func (m *Memory) setDeadlineLocked(h *held, at time.Time) {
 	h.deadline = at
-	h.alarm.About.lease = h
 	m.alarms.Set(&h.alarm, at)
 }
 
@@ -267,8 +293,13 @@ func (m *Memory) Renew(_ context.Context, key Key, ttl time.Duration) (Grant, er
 	if err != nil {
 		return Grant{}, err
 	}
-	ttl = m.ttl(ttl)
-	m.setDeadlineLocked(h, time.Now().Add(ttl))
+	now := time.Now()
+	ttl = m.ttl(ttl, h, now)
+	if ttl <= 0 {
+		m.expireLocked(h)
+		return Grant{}, fmt.Errorf("%w: it reached the longest lifetime, %v", ErrExpired, m.cfg.MaxLifetime)
+	}
+	m.setDeadlineLocked(h, now.Add(ttl))
 	m.stats.Renewed++
 	grant := h.lease.grant
 	grant.TTL = ttl
@@ -295,7 +326,7 @@ func (m *Memory) release(key Key, unused bool) error {
 	if err != nil {
 		return err
 	}
-	if unused {
+	if unused && len(h.slot.held) == 1 {
 		h.slot.used = h.used
 	}
 	m.stats.Released++
@@ -316,7 +347,7 @@ func (m *Memory) endLocked(h *held, cause error) {
 		m.rememberLocked(h, now)
 		h.slot.coolUntil = later(h.slot.coolUntil, now.Add(m.cfg.LockDelay))
 	}
-	h.slot.held = nil
+	delete(h.slot.held, h)
 	m.settleLocked(h.slot, now)
 }
 
@@ -351,52 +382,39 @@ func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 	return nil
 }
 
-// applyLocked gives an outcome its consequences. Failures of one lease count
-// once for the proxy and once for each domain: many requests may be in flight.
+// applyLocked gives an outcome its consequences. Of the failures of leases that
+// were held at one time the first counts: one outage is one fault.
 func (m *Memory) applyLocked(h *held, o Outcome, now time.Time) {
 	switch o.Kind {
 	case OK:
-		h.slot.faults = 0
-		h.slot.forgive(o.Domain, now)
+		m.creditLocked(h, o, now)
 	case ProxyFault:
-		if h.blame("") {
-			h.slot.faults++
-			pause := escalate(m.cfg.ProxyCooldown, m.cfg.MaxProxyCooldown, h.slot.faults)
-			m.coolLocked(h.slot, now.Add(pause))
-		}
+		m.faultLocked(h, now)
 		m.publishLocked(Report{h.slot.endpoint.ID, h.slot.endpoint.Generation, h.holder, o})
 	case TargetBlocked:
-		if o.Domain != "" && h.blame(o.Domain) {
-			m.blockLocked(h.slot, o, now)
+		if o.Domain != "" {
+			m.blockLocked(h, o, now)
 		}
 	}
 }
 
-func (h *held) blame(what string) (first bool) {
-	if h.blamed[what] {
-		return false
+func (m *Memory) creditLocked(h *held, o Outcome, now time.Time) {
+	h.slot.face.forgive(o.Domain, h.key.Token)
+	if h.key.Token > h.slot.faultToken && !h.slot.proven {
+		h.slot.faults, h.slot.proven = 0, true
+		m.settleLocked(h.slot, now)
 	}
-	if h.blamed == nil {
-		h.blamed = map[string]bool{}
-	}
-	h.blamed[what] = true
-	return true
 }
 
-func (m *Memory) coolLocked(s *slot, until time.Time) {
-	s.coolUntil = later(s.coolUntil, until)
-	m.settleLocked(s, time.Now())
+func (m *Memory) faultLocked(h *held, now time.Time) {
+	s := h.slot
+	if h.key.Token <= s.faultToken {
+		return
+	}
+	s.faults, s.faultToken, s.proven = s.faults+1, m.token, false
+	s.coolUntil = later(s.coolUntil, now.Add(escalate(m.cfg.ProxyCooldown, m.cfg.MaxProxyCooldown, s.faults)))
+	m.settleLocked(s, now)
 	m.log.V(1).Info("endpoint cools down", "endpoint", s.endpoint.ID, "until", s.coolUntil)
-}
-
-func (m *Memory) blockLocked(s *slot, o Outcome, now time.Time) {
-	b := s.block(o.Domain)
-	b.count++
-	pause := escalate(m.cfg.DomainCooldown, m.cfg.MaxDomainCooldown, b.count)
-	b.until = later(b.until, now.Add(min(max(pause, o.RetryAfter), m.cfg.MaxDomainCooldown)))
-	b.alarm.About = matter{slot: s, domain: o.Domain}
-	m.alarms.Set(&b.alarm, b.until)
-	m.log.V(1).Info("endpoint cools down for domain", "endpoint", s.endpoint.ID, "domain", o.Domain, "until", b.until)
 }
 
 // escalate doubles base for each failure after the first, up to limit.
@@ -429,15 +447,15 @@ func (m *Memory) Stats(context.Context) (Stats, error) {
 	stats := m.stats
 	stats.Outcomes = maps.Clone(m.outcomes)
 	stats.Waiting = m.waiters.Len()
-	stats.Endpoints = m.countLocked("", time.Now())
+	stats.Endpoints = m.countLocked(&Request{}, time.Now())
 	return stats, nil
 }
 
-func (m *Memory) countLocked(domain string, now time.Time) Counts {
+func (m *Memory) countLocked(req *Request, now time.Time) Counts {
 	var c Counts
 	for _, s := range m.slots {
 		c.Total++
-		*s.place(&c, domain, now)++
+		*m.place(s, &c, req, now)++
 	}
 	return c
 }

@@ -2,8 +2,10 @@ package lease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -496,5 +498,255 @@ func TestManyHoldersNeverShare(t *testing.T) {
 		stats, _ := m.Stats(t.Context())
 		assert.EqualValues(t, 20*50, stats.Acquired)
 		assert.EqualValues(t, 20*50, stats.Released)
+	})
+}
+
+// request makes a lease, or fails the test.
+func request(t testing.TB, m lease.Store, req lease.Request) *lease.Lease {
+	t.Helper()
+	req.Holder = "test"
+	l, err := m.TryAcquire(t.Context(), req)
+	require.NoError(t, err)
+	return l
+}
+
+func selector(t testing.TB, text string) lease.Selector {
+	t.Helper()
+	s, err := lease.ParseSelector(text)
+	require.NoError(t, err)
+	return s
+}
+
+func TestSelectorsChooseByAttributes(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{})
+	for id, region := range map[string]string{"a": "eu", "b": "us"} {
+		e := proxy(t, id)
+		e.Attributes = map[string]string{"region": region}
+		require.NoError(t, m.Put(t.Context(), e))
+		require.NoError(t, m.SetVerdict(t.Context(), id, healthy(1)))
+	}
+	l := request(t, m, lease.Request{Selector: selector(t, "region=us")})
+	assert.Equal(t, "b", l.Endpoint().ID)
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test", Selector: selector(t, "region=us")})
+	require.ErrorIs(t, err, lease.ErrNoneFree)
+	assert.ErrorContains(t, err, "2 endpoints: 1 not selected, 1 leased")
+	_, err = m.TryAcquire(t.Context(), lease.Request{Holder: "test", Selector: selector(t, "region=mars")})
+	require.ErrorIs(t, err, lease.ErrNoMatch)
+	_, err = m.TryAcquire(t.Context(), lease.Request{Holder: "test", Selector: lease.Selector{{Key: "a", Operator: "="}}})
+	assert.ErrorContains(t, err, `selector[0].operator: "=": must be In, NotIn, Exists or DoesNotExist`)
+}
+
+func TestAChangeOfAttributesWakesWhoWaitsForThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		got := make(chan string)
+		go func() {
+			l, err := m.Acquire(t.Context(), lease.Request{Holder: "test", Selector: selector(t, "fast")})
+			if assert.NoError(t, err) {
+				got <- l.Endpoint().ID
+			}
+		}()
+		synctest.Wait()
+		e := proxy(t, "a")
+		e.Attributes = map[string]string{"fast": "yes"}
+		require.NoError(t, m.Put(t.Context(), e))
+		assert.Equal(t, "a", <-got)
+	})
+}
+
+// mjfelecio/metric-scraper#4: a proxy swallowed 30 requests before it was known
+// to be dead.
+func TestSharingBeginsAfterASuccessAndEndsWithAFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{MaxHolders: 3}, "a")
+		full := func() bool {
+			_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+			return errors.Is(err, lease.ErrNoneFree)
+		}
+		first := acquire(t, m, "")
+		require.True(t, full(), "new: one holder")
+		require.NoError(t, first.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+		second, third := acquire(t, m, ""), acquire(t, m, "")
+		require.True(t, full(), "three holders at most")
+
+		// One outage of all three counts once.
+		for _, l := range []*lease.Lease{first, second, third} {
+			require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault}))
+			require.NoError(t, l.Release(t.Context()))
+		}
+		list, _ := m.List(t.Context())
+		assert.Equal(t, time.Now().Add(30*time.Second), list[0].CoolUntil)
+		assert.True(t, list[0].Probation)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		again := acquire(t, m, "")
+		require.True(t, full(), "after a fault: one holder")
+		require.NoError(t, third.Report(t.Context(), lease.Outcome{Kind: lease.OK}), "late: it changes nothing")
+		require.True(t, full())
+		require.NoError(t, again.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+		require.False(t, full())
+	})
+}
+
+func TestHoldersOfOneEndpointWakeTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{MaxHolders: 3}, "a")
+		first := acquire(t, m, "")
+		var group sync.WaitGroup
+		for range 2 {
+			group.Go(func() {
+				_, err := m.Acquire(t.Context(), lease.Request{Holder: "test"})
+				assert.NoError(t, err)
+			})
+		}
+		synctest.Wait()
+		require.NoError(t, first.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+		group.Wait()
+		list, _ := m.List(t.Context())
+		assert.Len(t, list[0].Leases, 3)
+	})
+}
+
+func TestASessionStaysWithItsEndpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a", "b", "c")
+		in := func(session string) lease.Request {
+			return lease.Request{Holder: "test", Session: session, Domain: "x.example"}
+		}
+		l := request(t, m, in("s"))
+		home := l.Endpoint().ID
+		require.NoError(t, l.Release(t.Context()))
+		for range 3 {
+			other := acquire(t, m, "")
+			require.NoError(t, other.Release(t.Context()))
+			l = request(t, m, in("s"))
+			assert.Equal(t, home, l.Endpoint().ID)
+			require.NoError(t, l.Release(t.Context()))
+		}
+		// While another holds it, the session waits.
+		l = request(t, m, in("s"))
+		_, err := m.TryAcquire(t.Context(), in("s"))
+		require.ErrorIs(t, err, lease.ErrNoneFree)
+		waited := make(chan string)
+		go func() {
+			if l, err := m.Acquire(t.Context(), in("s")); assert.NoError(t, err) {
+				waited <- l.Endpoint().ID
+			}
+		}()
+		synctest.Wait()
+		// When it is of no use any more, the session moves.
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+		assert.NotEqual(t, home, <-waited)
+
+		l = request(t, m, in("forgotten"))
+		home = l.Endpoint().ID
+		require.NoError(t, l.Release(t.Context()))
+		time.Sleep(31 * time.Minute)
+		synctest.Wait()
+		require.NoError(t, request(t, m, lease.Request{Selector: nil}).Release(t.Context()))
+		l = request(t, m, in("forgotten"))
+		assert.NotEmpty(t, home)
+		assert.NotNil(t, l)
+	})
+}
+
+// VMs behind one NAT are banned together.
+func TestABanHoldsForAllBehindOneAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a", "b", "c", "loop-1", "loop-2")
+		for id, address := range map[string]string{
+			"a": "192.0.2.1", "b": "192.0.2.1", "c": "192.0.2.2", "loop-1": "127.0.0.1", "loop-2": "127.0.0.1",
+		} {
+			v := healthy(1)
+			v.EgressIP = netip.MustParseAddr(address)
+			require.NoError(t, m.SetVerdict(t.Context(), id, v))
+		}
+		blocked := map[string]bool{}
+		for _, id := range []string{"a", "loop-1"} {
+			for {
+				l := acquire(t, m, "x.example")
+				if l.Endpoint().ID == id {
+					require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+					require.NoError(t, l.Release(t.Context()))
+					break
+				}
+				require.NoError(t, l.Release(t.Context()))
+			}
+		}
+		list, _ := m.List(t.Context())
+		for _, s := range list {
+			blocked[s.Endpoint.ID] = s.CoolDomains != nil
+		}
+		assert.Equal(t, map[string]bool{"a": true, "b": true, "c": false, "loop-1": true, "loop-2": false}, blocked)
+
+		// What is known of an endpoint follows it to its address, and stays there.
+		v := healthy(1)
+		v.EgressIP = netip.MustParseAddr("192.0.2.2")
+		require.NoError(t, m.SetVerdict(t.Context(), "loop-1", v))
+		require.NoError(t, m.Remove(t.Context(), "a"))
+		require.NoError(t, m.Remove(t.Context(), "b"))
+		require.NoError(t, m.Put(t.Context(), proxy(t, "d")))
+		v.EgressIP = netip.MustParseAddr("192.0.2.1")
+		require.NoError(t, m.SetVerdict(t.Context(), "d", v))
+		list, _ = m.List(t.Context())
+		for _, s := range list {
+			assert.Equal(t, s.Endpoint.ID != "loop-2", s.CoolDomains != nil, s.Endpoint.ID)
+		}
+	})
+}
+
+// etcd-io/etcd#13294: leases that are renewed for ever never end.
+func TestALeaseHasALongestLifetime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{MaxLifetime: 10 * time.Minute}, "a")
+		l := acquire(t, m, "")
+		began := time.Now()
+		for l.Renew(t.Context(), time.Minute) == nil {
+			time.Sleep(30 * time.Second)
+		}
+		assert.Equal(t, 10*time.Minute, time.Since(began))
+		assert.ErrorIs(t, l.Err(), lease.ErrExpired)
+	})
+}
+
+func TestParseSelector(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "a=b": "a=b", "a == b": "a=b", "a!=b": "a notin (b)", "a in (b, c)": "a in (b,c)",
+		"a notin (b),c , !d": "a notin (b),c,!d", "a in (b,c),d in (e)": "a in (b,c),d=e",
+	} {
+		s, err := lease.ParseSelector(text)
+		require.NoError(t, err, text)
+		assert.Equal(t, want, s.String())
+		again, err := lease.ParseSelector(s.String())
+		require.NoError(t, err)
+		assert.Equal(t, s, again)
+	}
+	for _, text := range []string{",", "a=b,", "a b", "a in", "a in b", "=b", "!", "a in (b", "a=(b)"} {
+		_, err := lease.ParseSelector(text)
+		assert.Error(t, err, text)
+	}
+}
+
+func TestSelectorMatches(t *testing.T) {
+	attributes := map[string]string{"region": "eu", "fast": ""}
+	for text, want := range map[string]bool{
+		"": true, "region=eu": true, "region=us": false, "region in (us,eu)": true, "region!=eu": false,
+		"region notin (us)": true, "tier notin (x)": true, "tier=x": false, "fast": true, "slow": false,
+		"!slow": true, "!fast": false, "region=eu,fast": true, "region=eu,slow": false,
+	} {
+		assert.Equal(t, want, selector(t, text).Matches(attributes), text)
+	}
+}
+
+func FuzzParseSelector(f *testing.F) {
+	f.Add("a in (b,c),!d")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := lease.ParseSelector(text)
+		if err != nil {
+			return
+		}
+		again, err := lease.ParseSelector(s.String())
+		require.NoError(t, err, s.String())
+		assert.Equal(t, s.String(), again.String())
 	})
 }

@@ -7,92 +7,81 @@ import (
 	"github.com/egressfleet/egress/internal/alarm"
 )
 
-// slot is one endpoint in the store.
+// slot is one generation of an endpoint in the store.
 type slot struct {
-	endpoint endpoint.Endpoint
+	endpoint endpoint.Endpoint // never changed in place: leases share its map
 	verdict  endpoint.Verdict
 	draining bool
-	gone     bool // it has left the inventory; only a lease still knows it
-	held     *held
+	gone     bool // it has left the inventory; only leases still know it
+	former   *slot
 	used     uint64 // when it was used last, or came in; see Memory.used
+	face     *face
 
-	coolUntil time.Time
-	cooling   alarm.Alarm[matter]
-	faults    int // proxy faults since the last OK
-	blocks    map[string]*block
+	held map[*held]struct{}
+	// proven is whether a holder reported OK since it came in, and since its
+	// last fault. Until then it has one holder at a time.
+	proven     bool
+	faults     int   // proxy faults since the last OK
+	faultToken int64 // the store's latest token when one was counted
+	coolUntil  time.Time
+	cooling    alarm.Alarm[matter]
 
 	// Links of the free list; next is nil where the slot is not in it.
 	prev, next *slot
 }
 
-// block is a domain's refusal of the endpoint. It stays after its end, so that
-// the next one is longer, until the domain answers again or has not blocked
-// for as long as a cooldown may be.
-type block struct {
-	until time.Time
-	count int
-	alarm alarm.Alarm[matter]
+// usable tells whether the slot may be leased, now or when a holder ends.
+func (s *slot) usable(now time.Time) bool {
+	return !s.gone && !s.draining && s.verdict.Health == endpoint.Healthy && !s.coolUntil.After(now)
 }
 
-func (s *slot) block(domain string) *block {
-	if s.blocks == nil {
-		s.blocks = map[string]*block{}
-	}
-	if s.blocks[domain] == nil {
-		s.blocks[domain] = &block{}
-	}
-	return s.blocks[domain]
-}
-
-// forgive ends the growth of a domain's cooldown, not one that runs: an answer
-// to a request that was sent before the block proves nothing.
-func (s *slot) forgive(domain string, now time.Time) {
-	if b, ok := s.blocks[domain]; ok && !b.until.After(now) {
-		b.count = 0
-	}
-}
-
-func (s *slot) blockedFor(domain string, now time.Time) bool {
-	if domain == "" || s.blocks == nil {
-		return false
-	}
-	b, ok := s.blocks[domain]
-	return ok && b.until.After(now)
+// satisfies tells whether a request may have the slot, were it free.
+func (s *slot) satisfies(req *Request, now time.Time) bool {
+	return !s.face.blockedFor(req.Domain, now) && req.Selector.Matches(s.endpoint.Attributes)
 }
 
 // leasable tells whether the slot belongs into the free list.
-func (s *slot) leasable(now time.Time) bool {
-	return !s.gone && s.held == nil && !s.draining && s.verdict.Health == endpoint.Healthy && !s.coolUntil.After(now)
+func (m *Memory) leasable(s *slot, now time.Time) bool {
+	return s.usable(now) && len(s.held) < m.capacity(s)
+}
+
+func (m *Memory) capacity(s *slot) int {
+	if !s.proven {
+		return 1
+	}
+	return m.cfg.MaxHolders
 }
 
 // place returns the counter that the slot belongs to.
-func (s *slot) place(c *Counts, domain string, now time.Time) *int {
+func (m *Memory) place(s *slot, c *Counts, req *Request, now time.Time) *int {
 	switch {
-	case s.held != nil:
-		return &c.Leased
+	case !req.Selector.Matches(s.endpoint.Attributes):
+		return &c.NotSelected
 	case s.draining:
 		return &c.Draining
 	case s.verdict.Health == endpoint.Unhealthy:
 		return &c.Unhealthy
 	case s.verdict.Health != endpoint.Healthy:
 		return &c.Unknown
+	case len(s.held) >= m.capacity(s):
+		return &c.Leased
 	case s.coolUntil.After(now):
 		return &c.Cooling
-	case s.blockedFor(domain, now):
+	case s.face.blockedFor(req.Domain, now):
 		return &c.CoolingForDomain
 	}
 	return &c.Free
 }
 
 func (s *slot) status(now time.Time) Status {
-	st := Status{Endpoint: s.endpoint.Clone(), Verdict: s.verdict, Draining: s.draining}
-	if s.held != nil {
-		st.Holder, st.LeaseID, st.ExpiresAt = s.held.holder, s.held.key.ID, s.held.deadline
+	st := Status{Endpoint: s.endpoint.Clone(), Verdict: s.verdict, Draining: s.draining, Probation: !s.proven}
+	for h := range s.held {
+		st.Leases = append(st.Leases, Holding{ID: h.key.ID, Holder: h.holder, Domain: h.domain, ExpiresAt: h.deadline})
 	}
 	if s.coolUntil.After(now) {
 		st.CoolUntil = s.coolUntil
 	}
-	for domain, b := range s.blocks {
+	for domain, b := range s.face.blocks {
 		if b.until.After(now) {
 			if st.CoolDomains == nil {
 				st.CoolDomains = map[string]time.Time{}
@@ -101,6 +90,24 @@ func (s *slot) status(now time.Time) Status {
 		}
 	}
 	return st
+}
+
+// freeAt is when the slot may be leased for the domain, as things stand.
+func (m *Memory) freeAt(s *slot, domain string) time.Time {
+	at := s.coolUntil
+	if len(s.held) >= m.capacity(s) {
+		var first time.Time
+		for h := range s.held {
+			if first.IsZero() || h.deadline.Before(first) {
+				first = h.deadline
+			}
+		}
+		at = later(at, first)
+	}
+	if b, ok := s.face.blocks[domain]; ok {
+		at = later(at, b.until)
+	}
+	return at
 }
 
 // freeList holds the leasable slots, least recently used first, as a ring
@@ -113,11 +120,11 @@ func (l *freeList) init() {
 	}
 }
 
-// first returns the least recently used slot that the domain does not block.
-func (l *freeList) first(domain string, now time.Time) *slot {
+// first returns the least recently used slot that satisfies the request.
+func (l *freeList) first(req *Request, now time.Time) *slot {
 	l.init()
 	for s := l.root.next; s != &l.root; s = s.next {
-		if !s.blockedFor(domain, now) {
+		if s.satisfies(req, now) {
 			return s
 		}
 	}

@@ -23,8 +23,9 @@ type Store interface {
 	TryAcquire(ctx context.Context, req Request) (*Lease, error)
 
 	// Renew extends the lease to end ttl from now; zero means the store's
-	// default. The store may grant less. A wrong or unknown key is ErrNotHeld,
-	// an expired lease ErrExpired. Holders call [Lease.Renew] instead.
+	// default. The store may grant less, and a lease has a longest lifetime. A
+	// wrong or unknown key is ErrNotHeld, an expired lease ErrExpired. Holders
+	// call [Lease.Renew] instead.
 	Renew(ctx context.Context, key Key, ttl time.Duration) (Grant, error)
 	// Release ends the lease. An unknown lease is nil, a wrong token ErrNotHeld,
 	// an expired one ErrExpired. Holders call [Lease.Release] instead.
@@ -49,7 +50,7 @@ type Inventory interface {
 	// all begin as Unknown, and are not leased before a verdict says Healthy.
 	// Leases on the former generation go on until they end.
 	Put(ctx context.Context, e endpoint.Endpoint) error
-	// Remove takes the endpoint out and revokes its lease. Unknown IDs are nil.
+	// Remove takes the endpoint out and revokes its leases. Unknown IDs are nil.
 	Remove(ctx context.Context, id string) error
 	// SetVerdict records a judgement. One on another generation than the
 	// endpoint's is dropped: it is late.
@@ -68,6 +69,13 @@ type Inventory interface {
 type Request struct {
 	// Holder names the holder, for people. Required.
 	Holder string
+	// Selector chooses among the endpoints by their attributes; all if empty.
+	Selector Selector
+	// Session, if set, gives requests of the same session the same endpoint, as
+	// long as it may be leased for the domain; while another holds it they wait.
+	// Then the session moves to another. It is forgotten when it was not used for
+	// the store's SessionTTL.
+	Session string
 	// Domain is the host to be fetched from: endpoints that cool down for it are
 	// left out. Letter case and a final dot do not matter. Empty means that none
 	// is known: only cooldowns of the endpoint itself count.
@@ -85,6 +93,9 @@ func (r Request) Validate() error {
 	}
 	if r.TTL < 0 {
 		errs = append(errs, fmt.Errorf("ttl: %v: must not be negative", r.TTL))
+	}
+	if err := r.Selector.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -127,14 +138,23 @@ type Status struct {
 	Endpoint endpoint.Endpoint
 	Verdict  endpoint.Verdict
 	Draining bool
-	// Holder, LeaseID and ExpiresAt tell of the lease, if there is one.
-	Holder    string
-	LeaseID   string
-	ExpiresAt time.Time
+	// Probation is whether it has one holder at most: it is new, or has failed,
+	// and no holder has reported OK since.
+	Probation bool
+	// Leases are those held, in no order.
+	Leases []Holding
 	// CoolUntil is when the endpoint may be leased again, if that is to come.
 	CoolUntil time.Time
 	// CoolDomains tells the same for single domains.
 	CoolDomains map[string]time.Time
+}
+
+// Holding is a lease as others may see it: without its token.
+type Holding struct {
+	ID        string
+	Holder    string
+	Domain    string
+	ExpiresAt time.Time
 }
 
 // Stats counts what a store did and what it holds.
@@ -155,9 +175,10 @@ type Stats struct {
 }
 
 // Counts tells where the endpoints stand. An endpoint is counted in Total, and
-// in the first of the others that holds.
+// in the first of the others that holds. Leased are those with no place left for
+// another holder.
 type Counts struct {
-	Total, Leased, Draining, Unknown, Unhealthy, Cooling, CoolingForDomain, Free int
+	Total, NotSelected, Draining, Unknown, Unhealthy, Leased, Cooling, CoolingForDomain, Free int
 }
 
 // String tells the counts that are not zero, such as
@@ -168,8 +189,8 @@ func (c Counts) String() string {
 		n    int
 		what string
 	}{
-		{c.Leased, "leased"}, {c.Draining, "draining"}, {c.Unknown, "not yet proven"},
-		{c.Unhealthy, "unhealthy"}, {c.Cooling, "cooling down"},
+		{c.NotSelected, "not selected"}, {c.Draining, "draining"}, {c.Unknown, "not yet proven"},
+		{c.Unhealthy, "unhealthy"}, {c.Leased, "leased"}, {c.Cooling, "cooling down"},
 		{c.CoolingForDomain, "cooling down for the domain"}, {c.Free, "free"},
 	} {
 		if p.n > 0 {

@@ -46,35 +46,38 @@ func (m *Memory) wait(ctx context.Context, w *waiter, element *list.Element) (*L
 	}
 	m.waiters.Remove(element)
 	m.stats.Canceled++
-	return nil, m.endOfWaitLocked(w.req, waited, ctx.Err())
+	return nil, m.endOfWaitLocked(&w.req, waited, ctx.Err())
 }
 
-// offerLocked gives a free slot to the first waiter whom it satisfies.
+// offerLocked gives a free slot to the waiters whom it satisfies, in turn, as
+// long as it is free.
 func (m *Memory) offerLocked(s *slot) {
-	if s.next == nil {
-		return
-	}
 	now := time.Now()
-	for e := m.waiters.Front(); e != nil; e = e.Next() {
-		w := e.Value.(*waiter)
-		if !s.blockedFor(w.req.Domain, now) {
+	for e := m.waiters.Front(); e != nil && s.next != nil; {
+		w, next := e.Value.(*waiter), e.Next()
+		bound := m.boundLocked(&w.req, now)
+		if (bound == nil || bound == s) && s.satisfies(&w.req, now) {
 			m.waiters.Remove(e)
 			w.answer(m.grantLocked(s, w.req, now), nil)
-			return
+			return // granting has settled the slot, and offered it to the others
 		}
+		e = next
 	}
 }
 
-// settleLocked puts the slot where it belongs after any change of it, and
-// offers it to waiters if it became free.
+// settleLocked puts the slot where it belongs after any change of it, offers it
+// to waiters if it is free, and lets sessions go if it is of no use.
 func (m *Memory) settleLocked(s *slot, now time.Time) {
-	listed, free := s.next != nil, s.leasable(now)
+	listed, free := s.next != nil, m.leasable(s, now)
 	switch {
 	case free && !listed:
 		m.free.insert(s)
 		m.offerLocked(s)
 	case !free && listed:
 		m.free.remove(s)
+	}
+	if !s.usable(now) {
+		m.moveSessionsLocked(s)
 	}
 	if s.coolUntil.After(now) && !s.gone {
 		s.cooling.About.slot = s
@@ -83,45 +86,33 @@ func (m *Memory) settleLocked(s *slot, now time.Time) {
 }
 
 // unavailableLocked is the error for a request that nothing satisfies now.
-func (m *Memory) unavailableLocked(req Request, waited time.Duration) *UnavailableError {
+func (m *Memory) unavailableLocked(req *Request, waited time.Duration) *UnavailableError {
 	now := time.Now()
-	e := &UnavailableError{Counts: m.countLocked(req.Domain, now), Waited: waited, Err: ErrNoneFree}
-	if e.Counts.Total == e.Counts.Draining {
+	e := &UnavailableError{Counts: m.countLocked(req, now), Waited: waited, Err: ErrNoneFree}
+	if e.Counts.Total == e.Counts.Draining+e.Counts.NotSelected {
 		e.Err = ErrNoMatch
 		return e
 	}
-	e.RetryAfter = m.nextFreeLocked(req.Domain, now)
+	e.RetryAfter = m.nextFreeLocked(req, now)
 	return e
 }
 
-func (m *Memory) endOfWaitLocked(req Request, waited time.Duration, cause error) error {
+func (m *Memory) endOfWaitLocked(req *Request, waited time.Duration, cause error) error {
 	e := m.unavailableLocked(req, waited)
 	e.Err = errors.Join(e.Err, cause)
 	return e
 }
 
 // nextFreeLocked is when the first healthy slot frees itself, or zero.
-func (m *Memory) nextFreeLocked(domain string, now time.Time) time.Duration {
+func (m *Memory) nextFreeLocked(req *Request, now time.Time) time.Duration {
 	var soonest time.Duration
 	for _, s := range m.slots {
-		if s.draining || s.verdict.Health != endpoint.Healthy {
+		if s.draining || s.verdict.Health != endpoint.Healthy || !req.Selector.Matches(s.endpoint.Attributes) {
 			continue
 		}
-		if in := s.freeAt(domain).Sub(now); in > 0 && (soonest == 0 || in < soonest) {
+		if in := m.freeAt(s, req.Domain).Sub(now); in > 0 && (soonest == 0 || in < soonest) {
 			soonest = in
 		}
 	}
 	return soonest
-}
-
-// freeAt is when the slot may be leased for the domain, as things stand.
-func (s *slot) freeAt(domain string) time.Time {
-	at := s.coolUntil
-	if s.held != nil {
-		at = later(at, s.held.deadline)
-	}
-	if b, ok := s.blocks[domain]; ok {
-		at = later(at, b.until)
-	}
-	return at
 }

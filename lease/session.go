@@ -1,0 +1,83 @@
+package lease
+
+import (
+	"container/list"
+	"time"
+
+	"github.com/egressfleet/egress/internal/alarm"
+)
+
+// session binds the requests that name it to one endpoint.
+type session struct {
+	name  string
+	slot  *slot
+	alarm alarm.Alarm[matter]
+}
+
+// pickLocked returns the free slot that the request is to have, or nil. A
+// session stays with its endpoint as long as that may be leased for the request,
+// and waits for it while another holds it.
+func (m *Memory) pickLocked(req *Request, now time.Time) *slot {
+	if bound := m.boundLocked(req, now); bound != nil {
+		if m.leasable(bound, now) {
+			return bound
+		}
+		return nil
+	}
+	return m.free.first(req, now)
+}
+
+// boundLocked returns the slot that the request's session is to stay with.
+func (m *Memory) boundLocked(req *Request, now time.Time) *slot {
+	if req.Session == "" {
+		return nil
+	}
+	s, ok := m.sessions[req.Session]
+	if !ok || !s.slot.usable(now) || !s.slot.satisfies(req, now) {
+		return nil
+	}
+	return s.slot
+}
+
+// bindLocked records which slot a session got.
+func (m *Memory) bindLocked(name string, to *slot, now time.Time) {
+	if name == "" {
+		return
+	}
+	s := m.sessions[name]
+	if s == nil {
+		s = &session{name: name}
+		s.alarm.About = matter{session: s}
+		m.sessions[name] = s
+	}
+	s.slot = to
+	m.alarms.Set(&s.alarm, now.Add(m.cfg.SessionTTL))
+}
+
+// moveSessionsLocked lets those who wait for a slot that is of no use to them any
+// more have another.
+func (m *Memory) moveSessionsLocked(from *slot) {
+	for e := m.waiters.Front(); e != nil; {
+		if m.moveLocked(e, from) {
+			e = m.waiters.Front() // the queue may have changed anywhere
+			continue
+		}
+		e = e.Next()
+	}
+}
+
+// moveLocked serves a waiter whose session was bound to a slot, if another is free.
+func (m *Memory) moveLocked(e *list.Element, from *slot) (served bool) {
+	w, now := e.Value.(*waiter), time.Now()
+	s, ok := m.sessions[w.req.Session]
+	if !ok || s.slot != from || m.boundLocked(&w.req, now) != nil {
+		return false
+	}
+	free := m.free.first(&w.req, now)
+	if free == nil {
+		return false
+	}
+	m.waiters.Remove(e)
+	w.answer(m.grantLocked(free, w.req, now), nil)
+	return true
+}
