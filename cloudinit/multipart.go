@@ -82,7 +82,7 @@ func boundaryOf(bodies [][]byte) string {
 // check notes what is wrong with one part.
 func (p Part) check(errs *problems, path string) {
 	main, sub, ok := strings.Cut(p.ContentType, "/")
-	if p.ContentType != "" && !(ok && isName(main, "-.+") && isName(sub, "-.+")) {
+	if p.ContentType != "" && (!ok || !isName(main, "-.+") || !isName(sub, "-.+")) {
 		errs.add(path+"contentType", p.ContentType, "not a media type; write it as text/cloud-config")
 	}
 	if p.Filename != "" && !isName(p.Filename, "._-") {

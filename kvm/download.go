@@ -53,7 +53,7 @@ func (d *download) open(ctx context.Context, hc *http.Client, src imageSource) e
 	}
 	// What arrives must be what the digest is of.
 	req.Header.Set("Accept-Encoding", "identity")
-	resp, err := hc.Do(req)
+	resp, err := hc.Do(req) //nolint:bodyclose // the download owns the body, and close ends it.
 	if err != nil {
 		return transient(codeDownloadFailed, "%s: %w", src.shownURL(), withoutURL(err))
 	}

@@ -149,7 +149,7 @@ func classify(err error) *provider.Error {
 // stripped is err without the outer shell where that is the known error
 // itself, whose parts the new error shows.
 func stripped(err error, known *provider.Error) error {
-	if err == error(known) && known.Err != nil {
+	if err == error(known) && known.Err != nil { //nolint:errorlint // the shell itself is asked for.
 		return known.Err
 	}
 	return err
@@ -185,9 +185,4 @@ func (p *Provider) failure(op, id, host string, err error) error {
 		out.Scope = or(host, out.Scope)
 	}
 	return out
-}
-
-// isCanceled tells whether err only says that ctx ended.
-func isCanceled(ctx context.Context, err error) bool {
-	return ctx.Err() != nil && errors.Is(err, ctx.Err())
 }

@@ -18,7 +18,7 @@ type transport struct {
 	err   error // why there is no base
 }
 
-func newTransport(l *Lease, ctx context.Context) *transport {
+func newTransport(ctx context.Context, l *Lease) *transport {
 	base, err := endpoint.NewTransport(l.grant.Endpoint.URL, l.transport)
 	return &transport{lease: l, ctx: ctx, base: base, err: err}
 }

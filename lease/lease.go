@@ -94,7 +94,7 @@ func (l *Lease) Client() *http.Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.client == nil {
-		l.client = &http.Client{Transport: newTransport(l, l.contextLocked())}
+		l.client = &http.Client{Transport: newTransport(l.contextLocked(), l)}
 	}
 	return l.client
 }

@@ -51,7 +51,7 @@ type Error struct {
 	// ID is the instance's, where one is known.
 	ID string
 	// Code is the backend's own word for the error, or one of the constants
-	// here: "ERR_NO_DOMAIN", "ZONE_RESOURCE_POOL_EXHAUSTED", "Collision".
+	// here: "ErrNoDomain", "ZONE_RESOURCE_POOL_EXHAUSTED", "Collision".
 	Code string
 	// Scope is what the error is about, where narrower than the provider: a
 	// host, a zone, a quota.
