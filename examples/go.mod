@@ -4,6 +4,9 @@ go 1.26.0
 
 require (
 	github.com/egressfleet/egress v0.0.0
+	github.com/go-logr/logr v1.4.4
+	github.com/spf13/cobra v1.10.2
+	github.com/spf13/pflag v1.0.9
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	golang.org/x/term v0.48.0
@@ -11,8 +14,7 @@ require (
 
 require (
 	github.com/digitalocean/go-libvirt v0.0.0-20261013170128-efbbdf578ac8 // indirect
-	github.com/go-logr/logr v1.4.4 // indirect
-	github.com/kr/text v0.2.0 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/skeema/knownhosts v1.3.3 // indirect
 	go.yaml.in/yaml/v2 v2.4.2 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect

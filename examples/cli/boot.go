@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/examples/internal/setup"
+	"github.com/egressfleet/egress/provider"
+)
+
+// boot is one instance on its way to a healthy proxy.
+type boot struct {
+	*upRun
+	uid, name string
+	began     time.Time
+	said      string // last
+
+	id       string
+	in       provider.Instance
+	endpoint endpoint.Endpoint
+	probe    *probe
+	err      error // why it came to nothing
+	left     error // why it could not be removed
+}
+
+// run goes through the phases. The host's part and the guest's have the timeout
+// each.
+func (b *boot) run(ctx context.Context) error {
+	if err := within(ctx, b.flags.timeout, b.create); err != nil {
+		return err
+	}
+	return within(ctx, b.flags.timeout, func(ctx context.Context) error {
+		if err := b.wait(ctx); err != nil || b.prober == nil {
+			return err
+		}
+		return b.prove(ctx)
+	})
+}
+
+func within(ctx context.Context, d time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return f(ctx)
+}
+
+// say tells what is new.
+func (b *boot) say(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if text == b.said {
+		return
+	}
+	b.said = text
+	b.screen.say("%s  %s (%s)", b.name, text, b.elapsed(b.began))
+}
+
+// create asks until the host has taken the instance.
+func (b *boot) create(ctx context.Context) error {
+	req, err := request(b.machine, b.uid, b.app.flags.tag)
+	if err != nil {
+		return err
+	}
+	b.say("creating, tag %s, uid %s", req.Tag, b.uid)
+	for {
+		id, err := b.p.Create(ctx, req)
+		if id != "" {
+			b.id = id
+		}
+		switch {
+		case err == nil:
+			b.say("accepted: %s", id)
+			return nil
+		case errors.Is(err, provider.ErrPermanent), errors.Is(err, provider.ErrQuotaExceeded):
+			return err
+		}
+		if ctx.Err() == nil {
+			b.say("not accepted yet: %v", err)
+		}
+		if !sleep(ctx, b.poll) {
+			return fmt.Errorf("%s was not accepted within %v: %w", b.name, b.flags.timeout, err)
+		}
+	}
+}
+
+// wait polls until the instance has an address.
+func (b *boot) wait(ctx context.Context) (err error) {
+	b.in, err = provider.WaitRunning(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: b.tell})
+	if provider.HasCode(err, provider.CodeTerminal) {
+		return advise(err, "see its console log on the host, /var/log/libvirt/qemu/%s-console.log; with --keep the instance stays", b.name)
+	}
+	if err != nil {
+		return err
+	}
+	b.endpoint, err = setup.EndpointOf(b.p, b.machine)(b.uid, b.in)
+	return err
+}
+
+// tell says what a poll found.
+func (b *boot) tell(in provider.Instance, err error) {
+	switch {
+	case err != nil:
+		b.say("cannot tell its state: %v", err)
+	case in.State == provider.StateRunning:
+		b.say("running at %s", in.Address())
+	case in.Reason != "":
+		b.say("%s: %s", word(in.State), in.Reason)
+	default:
+		b.say("%s", word(in.State))
+	}
+}
+
+// prove fetches through the proxy until it works. While nothing answers, it is
+// being installed; an answer that stays the same is believed after a while.
+func (b *boot) prove(ctx context.Context) error {
+	b.say("probing %s through %s", b.flags.probeURL, b.endpoint.URL)
+	var answer string
+	var since time.Time
+	for {
+		r := b.prober.Probe(ctx, b.endpoint)
+		if r.Err == nil {
+			b.probe = &probe{URL: b.flags.probeURL, Status: r.Status, Milliseconds: r.Timings.Total.Milliseconds()}
+			b.say("healthy: %d from %s in %v", r.Status, b.flags.probeURL, r.Timings.Total.Round(time.Millisecond))
+			return nil
+		}
+		if ctx.Err() == nil {
+			b.say("not healthy yet: %v", r.Err)
+		}
+		if !isAnswer(r.Err) || r.Err.Error() != answer {
+			answer, since = r.Err.Error(), b.now()
+		}
+		if isAnswer(r.Err) && b.now().Sub(since) >= b.settle {
+			return advise(permanent(fmt.Errorf("%s gives the same answer for %v: %w", b.name, b.settle, r.Err)), "%s", afterProbe(r.Err))
+		}
+		if err := b.alive(ctx); err != nil {
+			return err
+		}
+		if !sleep(ctx, b.poll) {
+			return b.unproven(ctx, r.Err)
+		}
+	}
+}
+
+// isAnswer tells whether a probe failed by what somebody answered.
+func isAnswer(err error) bool {
+	var failed *endpoint.Error
+	return errors.As(err, &failed) && failed.Stage >= endpoint.StageConnect && !failed.Timeout() &&
+		(failed.Stage != endpoint.StageConnect || failed.Status != 0)
+}
+
+// unproven is the error of a probe that never worked.
+func (b *boot) unproven(ctx context.Context, last error) error {
+	err := fmt.Errorf("%s was not healthy %v after the host took it: %w", b.name, b.flags.timeout, last)
+	return advise(marked{err, ctx.Err()}, "%s", afterProbe(last))
+}
+
+// alive tells when the instance has ended meanwhile.
+func (b *boot) alive(ctx context.Context) error {
+	in, err := b.p.Get(ctx, b.id)
+	switch {
+	case ctx.Err() != nil, err != nil && !errors.Is(err, provider.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case in.State == provider.StateStopped, in.State == provider.StateFailed:
+		return permanent(fmt.Errorf("%s is %s while its proxy was waited for: %s", b.id, word(in.State), in.Reason))
+	}
+	return nil
+}
+
+// remove deletes the instance, and tells why it is left where it must be.
+func (b *boot) remove(ctx context.Context) error {
+	if b.id == "" {
+		return nil
+	}
+	err := provider.WaitGone(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: func(in provider.Instance, err error) {
+		if err != nil && ctx.Err() == nil {
+			b.say("not removed yet: %v", err)
+		}
+	}})
+	if err == nil {
+		b.say("removed")
+	}
+	return err
+}
