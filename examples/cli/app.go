@@ -129,7 +129,6 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.flags.tag, "tag", defaultTag, "`tag` of the instances")
 	flags.StringVarP(&a.flags.output, "output", "o", outputTable, "`format` of results: table or json")
 	flags.CountVarP(&a.flags.verbosity, "verbose", "v", "log each operation and call of libvirt; twice, with their bodies")
-	flags.Lookup("verbose").NoOptDefVal = "+1"
 	root.AddCommand(a.upCommand(), a.lsCommand(), a.rmCommand(), a.versionCommand())
 	return root
 }

@@ -29,7 +29,13 @@ type boot struct {
 // run goes through the phases. The host's part and the guest's have the timeout
 // each.
 func (b *boot) run(ctx context.Context) error {
-	if err := within(ctx, b.flags.timeout, b.create); err != nil {
+	req, err := request(b.machine, b.uid, b.app.flags.tag)
+	if err != nil {
+		return err
+	}
+	b.say("creating, tag %s, uid %s", req.Tag, b.uid)
+	err = within(ctx, b.flags.timeout, func(ctx context.Context) error { return b.create(ctx, req) })
+	if err != nil {
 		return err
 	}
 	return within(ctx, b.flags.timeout, func(ctx context.Context) error {
@@ -57,12 +63,7 @@ func (b *boot) say(format string, args ...any) {
 }
 
 // create asks until the host has taken the instance.
-func (b *boot) create(ctx context.Context) error {
-	req, err := request(b.machine, b.uid, b.app.flags.tag)
-	if err != nil {
-		return err
-	}
-	b.say("creating, tag %s, uid %s", req.Tag, b.uid)
+func (b *boot) create(ctx context.Context, req provider.CreateRequest) error {
 	for {
 		id, err := b.p.Create(ctx, req)
 		if id != "" {
