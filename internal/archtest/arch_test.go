@@ -30,23 +30,29 @@ type rule struct {
 }
 
 var (
-	sshModules = []string{"github.com/skeema/knownhosts", "golang.org/x/crypto", "golang.org/x/sys"}
-	kvmModules = append([]string{"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "libvirt.org/go/libvirtxml"}, sshModules...)
+	sshModules        = []string{"github.com/skeema/knownhosts", "golang.org/x/crypto", "golang.org/x/sys"}
+	kvmModules        = append([]string{"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "libvirt.org/go/libvirtxml"}, sshModules...)
+	prometheusModules = []string{
+		"github.com/beorn7/perks", "github.com/cespare/xxhash/v2", "github.com/munnerz/goautoneg", "github.com/prometheus/client_golang",
+		"github.com/prometheus/client_model", "github.com/prometheus/common", "github.com/prometheus/procfs", "golang.org/x/sys", "google.golang.org/protobuf",
+	}
 )
 
 // rules name every public package. Arrows point down only: fleet knows no
 // implementation, health and lease know neither providers nor each other, and
 // provider knows nothing.
 var rules = map[string]rule{
-	"cloudinit":         {},
-	"endpoint":          {imports: []string{"internal/check"}},
-	"provider":          {imports: []string{"internal/check"}},
-	"provider/local":    {imports: []string{"endpoint", "internal/check", "internal/connectproxy", "provider"}},
-	"provider/registry": {imports: []string{"internal/check", "provider"}, modules: []string{"go.yaml.in/yaml/v2", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
-	"health":            {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
-	"lease":             {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
-	"fleet":             {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
-	"kvm":               {imports: []string{"cloudinit", "internal/check", "provider"}, modules: kvmModules},
+	"cloudinit":                {},
+	"endpoint":                 {imports: []string{"internal/check"}},
+	"provider":                 {imports: []string{"internal/check"}},
+	"provider/local":           {imports: []string{"endpoint", "internal/check", "internal/connectproxy", "provider"}},
+	"provider/registry":        {imports: []string{"internal/check", "provider"}, modules: []string{"go.yaml.in/yaml/v2", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
+	"provider/providermetrics": {imports: []string{"provider"}, modules: prometheusModules},
+	"provider/providertest":    {imports: []string{"provider"}},
+	"health":                   {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
+	"lease":                    {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
+	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
+	"kvm":                      {imports: []string{"cloudinit", "internal/check", "provider"}, modules: kvmModules},
 }
 
 // pkg is what go list tells.
