@@ -16,8 +16,8 @@
 //
 // A shared http.Transport with a Proxy function that rotates does not rotate:
 // it keeps HTTP/2 connections by target and asks the function once. Here a
-// transport belongs to one proxy for good. Make one for each, and call
-// CloseIdleConnections when you let go of it.
+// transport belongs to one proxy for good. Make one for each, and call Close when
+// you let go of it.
 //
 // # Errors
 //

@@ -55,7 +55,7 @@ func ExampleNewTransport() {
 		fmt.Println(err)
 		return
 	}
-	defer transport.CloseIdleConnections()
+	defer transport.Close()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

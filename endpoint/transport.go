@@ -55,6 +55,7 @@ type Transport struct {
 	proxy URL
 	cfg   TransportConfig
 	base  *http.Transport
+	conns connSet
 }
 
 // idleTimeout closes kept connections, as http.DefaultTransport does.
@@ -90,6 +91,13 @@ func (t *Transport) Proxy() URL { return t.proxy }
 // CloseIdleConnections closes the connections that no request is using.
 func (t *Transport) CloseIdleConnections() { t.base.CloseIdleConnections() }
 
+// Close ends every connection, and with it what is in flight. Requests fail from
+// then on. It may be called again.
+func (t *Transport) Close() {
+	t.conns.close()
+	t.base.CloseIdleConnections()
+}
+
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, tracker := startTracker(req.Context())
@@ -123,7 +131,11 @@ func (t *Transport) dialProxy(ctx context.Context, network, addr string) (net.Co
 func (t *Transport) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.DialTimeout)
 	defer cancel()
-	return t.cfg.DialContext(ctx, network, addr)
+	conn, err := t.cfg.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return t.conns.add(conn)
 }
 
 // dialProxyTLS connects to an https proxy. net/http calls it for nothing else:

@@ -311,3 +311,27 @@ func TestErrorMatchesItsCause(t *testing.T) {
 	assert.ErrorIs(t, &endpoint.Error{Stage: endpoint.StageDial, Err: cause}, cause)
 	assert.False(t, endpoint.IsProxyFault(cause))
 }
+
+// A connection that has just served is not idle yet, and would be kept.
+func TestCloseEndsEveryConnection(t *testing.T) {
+	began := make(chan struct{})
+	target := proxytest.TLSTarget(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-r.Context().Done()
+	}))
+	_, url := proxytest.Proxy(t, connectproxy.Config{Resolve: target.Resolve})
+	transport, err := endpoint.NewTransport(url, endpoint.TransportConfig{TargetRoots: target.Roots})
+	require.NoError(t, err)
+	go func() {
+		<-began
+		transport.Close()
+		transport.Close()
+	}()
+	client := &http.Client{Transport: transport}
+	_, err = get(t, client, target.URL)
+	require.Error(t, err)
+	_, err = get(t, client, target.URL)
+	var failed *endpoint.Error
+	require.ErrorAs(t, err, &failed)
+	assert.ErrorContains(t, err, "the transport was closed")
+}

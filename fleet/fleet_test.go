@@ -264,7 +264,8 @@ func TestNeverMoreThanTheCeiling(t *testing.T) {
 				_ = w.host.Inject(all[0].ID, local.Crash)
 			}
 		}
-		assert.Equal(t, 7, most, "those that are still being deleted count")
+		assert.LessOrEqual(t, most, 7, "those that are still being deleted count")
+		assert.Greater(t, most, 5, "replacements are made beside them")
 	})
 }
 

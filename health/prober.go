@@ -160,7 +160,7 @@ func (p *Prober) fetch(ctx context.Context, proxy endpoint.URL, r *Result, watch
 	if err != nil {
 		return err
 	}
-	defer transport.CloseIdleConnections()
+	defer transport.Close()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.cfg.URL, nil)
 	if err != nil {
 		return err

@@ -53,6 +53,13 @@ func (t *transport) CloseIdleConnections() {
 	}
 }
 
+// close ends every connection of the lease.
+func (t *transport) close() {
+	if t.base != nil {
+		t.base.Close()
+	}
+}
+
 func closeBody(req *http.Request) {
 	if req.Body != nil {
 		_ = req.Body.Close()

@@ -22,6 +22,7 @@ type Lease struct {
 	expiresAt time.Time
 	lost      error // why it has ended, once it has
 	client    *http.Client
+	conns     *transport // the client's
 	// Of the context, made when first asked for.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -37,6 +38,10 @@ func New(store Store, grant Grant, asked time.Time, transport endpoint.Transport
 
 // Key identifies the lease to its store.
 func (l *Lease) Key() Key { return l.grant.Key }
+
+// Grant returns what the store granted. TTL is that of the acquire, and the
+// endpoint's attributes must not be changed.
+func (l *Lease) Grant() Grant { return l.grant }
 
 // Endpoint returns what is leased.
 func (l *Lease) Endpoint() endpoint.Endpoint { return l.grant.Endpoint.Clone() }
@@ -94,7 +99,8 @@ func (l *Lease) Client() *http.Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.client == nil {
-		l.client = &http.Client{Transport: newTransport(l.contextLocked(), l)}
+		l.conns = newTransport(l.contextLocked(), l)
+		l.client = &http.Client{Transport: l.conns}
 	}
 	return l.client
 }
@@ -170,8 +176,8 @@ func (l *Lease) loseLocked(cause error) {
 		l.cancel(l.lost)
 		l.expiry.Stop()
 	}
-	if l.client != nil {
-		l.client.CloseIdleConnections()
+	if l.conns != nil {
+		l.conns.close()
 	}
 }
 

@@ -160,3 +160,19 @@ func TestJudge(t *testing.T) {
 		})
 	}
 }
+
+// A crawler releases as soon as it has read the body, when the connection is not
+// idle yet: it stayed open until its idle timeout.
+func TestReleaseLeavesNoConnection(t *testing.T) {
+	target := proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "hello")
+	}))
+	_, url := proxytest.Proxy(t, connectproxy.Config{Resolve: target.Resolve})
+	m := storeWith(t, target, url)
+	for range 50 {
+		l := acquire(t, m, "")
+		require.NoError(t, fetch(t, l.Client(), target.URL))
+		require.NoError(t, l.Release(t.Context()))
+	}
+	// TestMain finds connections that are left.
+}

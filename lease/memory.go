@@ -361,8 +361,8 @@ func (m *Memory) rememberLocked(h *held, now time.Time) {
 
 // Report implements [Store].
 func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
-	if !slices.Contains(outcomeKinds, o.Kind) {
-		return fmt.Errorf("lease.Outcome: kind: %q: must be one of %q", o.Kind, outcomeKinds)
+	if err := o.Validate(); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

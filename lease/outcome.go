@@ -3,7 +3,9 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -43,6 +45,14 @@ type Outcome struct {
 	Latency time.Duration `json:"latency,omitempty"`
 	// RetryAfter is the target's own wish when it blocks; zero if it has none.
 	RetryAfter time.Duration `json:"retryAfter,omitempty"`
+}
+
+// Validate reports an unknown kind.
+func (o Outcome) Validate() error {
+	if !slices.Contains(outcomeKinds, o.Kind) {
+		return fmt.Errorf("outcome: kind: %q: must be one of %q", o.Kind, outcomeKinds)
+	}
+	return nil
 }
 
 // Judge turns what a client returned into an outcome, by cautious rules: 403,

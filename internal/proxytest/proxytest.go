@@ -90,6 +90,6 @@ func Client(t testing.TB, proxy endpoint.URL, cfg endpoint.TransportConfig) *htt
 	t.Helper()
 	transport, err := endpoint.NewTransport(proxy, cfg)
 	require.NoError(t, err)
-	t.Cleanup(transport.CloseIdleConnections)
+	t.Cleanup(transport.Close)
 	return &http.Client{Transport: transport}
 }
