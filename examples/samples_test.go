@@ -1,0 +1,188 @@
+package examples_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+
+	"github.com/egressfleet/egress/examples/internal/setup"
+	"github.com/egressfleet/egress/kvm"
+	"github.com/egressfleet/egress/provider/local"
+	"github.com/egressfleet/egress/provider/registry"
+)
+
+const (
+	sampleFile = "providers.yaml"
+	manual     = "../docs/kvm.md"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(text)
+}
+
+// commented matches what stands before a field that is commented out.
+var commented = regexp.MustCompile(`(?m)^( *)#((?:- )?[a-zA-Z0-9]+:)`)
+
+// uncommented is the sample with every optional field in use. What is left out
+// of a line keeps its column.
+func uncommented(text string) string { return commented.ReplaceAllString(text, "$1$2") }
+
+func TestTheSampleLoads(t *testing.T) {
+	text := read(t, sampleFile)
+	for name, c := range map[string]struct {
+		text  string
+		names []string
+	}{
+		"as it is":           {text, []string{"rack-1"}},
+		"with every comment": {uncommented(text), []string{"rack-1", "dev"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			providers, err := registry.Parse([]byte(c.text), setup.Types(nil))
+			require.NoError(t, err)
+			defer providers.Close()
+			assert.NoError(t, providers.Err())
+			assert.Equal(t, c.names, providers.Names())
+		})
+	}
+}
+
+// TestTheSampleHasEveryField says which field the sample lacks.
+func TestTheSampleHasEveryField(t *testing.T) {
+	var file struct {
+		Providers []map[string]any `json:"providers"`
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(uncommented(read(t, sampleFile))), &file))
+	have := map[string]bool{}
+	for _, p := range file.Providers {
+		for _, kind := range []string{"kvm", "local"} {
+			note(have, kind, p[kind])
+		}
+	}
+	for _, field := range slices.Concat(fieldsOf("kvm", reflect.TypeFor[kvm.Config]()), fieldsOf("local", reflect.TypeFor[local.Config]())) {
+		assert.True(t, have[field], "%s lacks the field %s", sampleFile, field)
+	}
+}
+
+// note takes the paths of the fields in a value of YAML. Keys of a map that the
+// user chooses are written KEY.
+func note(have map[string]bool, path string, value any) {
+	have[path] = true
+	switch v := value.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			if path == "kvm.images" || path == "kvm.machineTypes" {
+				key = "KEY"
+			}
+			note(have, path+"."+key, inner)
+		}
+	case []any:
+		for _, inner := range v {
+			note(have, path+"[]", inner)
+		}
+	}
+}
+
+// fieldsOf are the paths of a configuration's fields in a file.
+func fieldsOf(path string, t reflect.Type) []string {
+	switch {
+	case t.Kind() == reflect.Struct:
+		var all []string
+		for f := range structFields(t) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name != "-" {
+				all = append(all, fieldsOf(path+"."+name, f.Type)...)
+			}
+		}
+		return all
+	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
+		return fieldsOf(path+"[]", t.Elem())
+	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
+		return fieldsOf(path+".KEY", t.Elem())
+	}
+	return []string{path}
+}
+
+func structFields(t reflect.Type) func(func(reflect.StructField) bool) {
+	return func(yield func(reflect.StructField) bool) {
+		for i := range t.NumField() {
+			if !yield(t.Field(i)) {
+				return
+			}
+		}
+	}
+}
+
+// column are the first columns of the tables in a section of the manual, where
+// they are code.
+func column(t *testing.T, section string) []string {
+	t.Helper()
+	_, text, found := strings.Cut(read(t, manual), "\n## "+section+"\n")
+	require.True(t, found, "%s has no section %q", manual, section)
+	text, _, _ = strings.Cut(text, "\n## ")
+	var all []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(text, -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+func TestTheManualHasEveryField(t *testing.T) {
+	var want []string
+	for _, field := range fieldsOf("kvm", reflect.TypeFor[kvm.Config]()) {
+		want = append(want, strings.TrimPrefix(field, "kvm."))
+	}
+	assert.ElementsMatch(t, want, column(t, "Configuration"))
+}
+
+func TestTheManualHasEveryCode(t *testing.T) {
+	codes := map[string]bool{"Collision": true, "MalformedID": true, "Unconfigured": true, "InvalidRequest": true, "Terminal": true}
+	for _, m := range regexp.MustCompile(`(?m)^\tcode\w+ += "(\w+)"`).FindAllStringSubmatch(sources(t), -1) {
+		codes[m[1]] = true
+	}
+	require.Greater(t, len(codes), 15)
+	var have []string
+	for _, code := range column(t, "Errors") {
+		if !strings.HasPrefix(code, "Err") { // those are libvirt's
+			have = append(have, code)
+		}
+	}
+	assert.ElementsMatch(t, slices.Collect(maps.Keys(codes)), have)
+}
+
+func TestTheManualHasEveryLogLine(t *testing.T) {
+	lines := column(t, "Log lines")
+	found := regexp.MustCompile(`\.Info\("([^"]+)"`).FindAllStringSubmatch(sources(t), -1)
+	require.Greater(t, len(found), 10)
+	var want []string
+	for _, m := range found {
+		want = append(want, m[1])
+	}
+	assert.Subset(t, lines, want, "the manual lacks lines")
+	assert.Subset(t, want, lines, "the manual has lines that are no more")
+}
+
+// sources are the files of package kvm.
+func sources(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("../kvm/*.go")
+	require.NoError(t, err)
+	var all strings.Builder
+	for _, f := range files {
+		if !strings.HasSuffix(f, "_test.go") {
+			all.WriteString(read(t, f))
+		}
+	}
+	return all.String()
+}
