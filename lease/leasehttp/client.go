@@ -1,0 +1,308 @@
+package leasehttp
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/check"
+	"github.com/egressfleet/egress/lease"
+)
+
+// ClientConfig says where a client's store is. URL is required.
+type ClientConfig struct {
+	// URL is the server's, such as https://egress.example:8090.
+	URL string
+	// Token is the client's bearer token; none is sent if empty.
+	Token string
+	// HTTPClient makes the calls; one of its own without a proxy if nil. Its
+	// Timeout must be longer than Wait.
+	HTTPClient *http.Client
+	// Wait is how long one call of a waiting Acquire lasts; 30 s if zero. The
+	// server may answer sooner, and then the client asks again.
+	Wait time.Duration
+	// Transport is how the clients of leases connect.
+	Transport endpoint.TransportConfig
+}
+
+func (c ClientConfig) withDefaults() (ClientConfig, error) {
+	var problems check.Problems
+	u, err := url.Parse(c.URL)
+	switch {
+	case c.URL == "":
+		problems.Missing("url", "give the server's URL, such as https://egress.example:8090")
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		problems.Missing("url", "must be an http or https URL, such as https://egress.example:8090")
+	case u.User != nil:
+		problems.Missing("url", "must not hold credentials: use Token")
+	}
+	if c.Wait < 0 {
+		problems.Add("wait", c.Wait, "must not be negative")
+	}
+	c.Wait = cmp.Or(c.Wait, 30*time.Second)
+	if c.HTTPClient == nil {
+		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.Proxy = nil
+		c.HTTPClient = &http.Client{Transport: transport}
+	}
+	return c, problems.Err()
+}
+
+// Client is a [lease.Store] behind a [Handler]. It is safe for concurrent use.
+type Client struct {
+	cfg ClientConfig
+}
+
+var _ lease.Store = (*Client)(nil)
+
+// NewClient returns a client. It does not connect.
+func NewClient(cfg ClientConfig) (*Client, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("leasehttp.ClientConfig: %w", err)
+	}
+	return &Client{cfg}, nil
+}
+
+// TryAcquire implements [lease.Store].
+func (c *Client) TryAcquire(ctx context.Context, req lease.Request) (*lease.Lease, error) {
+	return c.acquireOnce(ctx, req, rand.Text(), "")
+}
+
+// Acquire implements [lease.Store]. It asks again, with the same request ID, when
+// the server's wait is over or the connection breaks, until ctx ends.
+func (c *Client) Acquire(ctx context.Context, req lease.Request) (*lease.Lease, error) {
+	if err := req.Validate(); err != nil {
+		return nil, fmt.Errorf("lease.Request: %w", err)
+	}
+	id, began := rand.Text(), time.Now()
+	for failures := 0; ; {
+		l, err := c.acquireOnce(ctx, req, id, "?wait="+c.cfg.Wait.String())
+		if err == nil || !retryable(err) {
+			return l, err
+		}
+		if pause, ok := pauseAfter(err, &failures); ok {
+			sleep(ctx, pause)
+		}
+		if ctx.Err() != nil {
+			c.giveUp(id)
+			return nil, endOfWait(ctx, err, time.Since(began))
+		}
+	}
+}
+
+// retryable tells whether the same request may succeed later.
+func retryable(err error) bool {
+	var answered *answerError
+	if errors.As(err, &answered) {
+		return answered.status >= http.StatusInternalServerError
+	}
+	return !errors.Is(err, errBadAnswer) && !errors.Is(err, lease.ErrLost)
+}
+
+// pauseAfter is how long to wait before asking again: not at all where the server
+// has waited itself, else longer with each failure.
+func pauseAfter(err error, failures *int) (time.Duration, bool) {
+	if errors.Is(err, lease.ErrNoneFree) {
+		*failures = 0
+		return 0, false
+	}
+	*failures++
+	return min(100*time.Millisecond<<min(*failures, 10), 5*time.Second), true
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+func endOfWait(ctx context.Context, last error, waited time.Duration) error {
+	e := &lease.UnavailableError{Waited: waited, Err: errors.Join(ctx.Err(), last)}
+	var unavailable *lease.UnavailableError
+	if errors.As(last, &unavailable) {
+		e.Counts, e.RetryAfter = unavailable.Counts, unavailable.RetryAfter
+	}
+	if !errors.Is(e.Err, lease.ErrNoneFree) {
+		e.Err = errors.Join(lease.ErrNoneFree, e.Err)
+	}
+	return e
+}
+
+// giveUpTimeout bounds the farewell of an Acquire whose context has ended.
+const giveUpTimeout = 2 * time.Second
+
+// giveUp lets the server take back what it may have granted.
+func (c *Client) giveUp(id string) {
+	ctx, cancel := context.WithTimeout(context.Background(), giveUpTimeout)
+	go func() {
+		defer cancel()
+		_ = c.call(ctx, http.MethodDelete, "/v1/requests/"+id, nil, nil)
+	}()
+}
+
+func (c *Client) acquireOnce(ctx context.Context, req lease.Request, id, query string) (*lease.Lease, error) {
+	if err := req.Validate(); err != nil {
+		return nil, fmt.Errorf("lease.Request: %w", err)
+	}
+	body := acquireRequest{
+		RequestID: id, Holder: req.Holder, Domain: req.Domain, TTL: duration(req.TTL),
+		Selector: req.Selector.String(), Session: req.Session,
+	}
+	asked := time.Now()
+	var answer wireLease
+	if err := c.call(ctx, http.MethodPost, "/v1/leases"+query, body, &answer); err != nil {
+		return nil, err
+	}
+	grant, err := answer.grant()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errBadAnswer, err)
+	}
+	// What the way there and back took is on the safe side.
+	return lease.New(c, grant, asked.Add(time.Duration(answer.Waited)), c.cfg.Transport), nil
+}
+
+// Renew implements [lease.Store].
+func (c *Client) Renew(ctx context.Context, key lease.Key, ttl time.Duration) (lease.Grant, error) {
+	var answer renewAnswer
+	err := c.call(ctx, http.MethodPost, leasePath(key, "renew"), renewRequest{Token: key.Token, TTL: duration(ttl)}, &answer)
+	return lease.Grant{Key: key, TTL: time.Duration(answer.TTL)}, err
+}
+
+// Release implements [lease.Store].
+func (c *Client) Release(ctx context.Context, key lease.Key) error {
+	return c.call(ctx, http.MethodPost, leasePath(key, "release"), releaseRequest{Token: key.Token}, nil)
+}
+
+// ReleaseUnused implements [lease.Store].
+func (c *Client) ReleaseUnused(ctx context.Context, key lease.Key) error {
+	return c.call(ctx, http.MethodPost, leasePath(key, "release"), releaseRequest{Token: key.Token, Unused: true}, nil)
+}
+
+// Report implements [lease.Store].
+func (c *Client) Report(ctx context.Context, key lease.Key, o lease.Outcome) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	return c.call(ctx, http.MethodPost, leasePath(key, "report"), reportRequest{
+		Token: key.Token, Outcome: o.Kind, Domain: o.Domain, Status: o.Status,
+		Latency: duration(o.Latency), RetryAfter: duration(o.RetryAfter),
+	}, nil)
+}
+
+func leasePath(key lease.Key, action string) string {
+	return "/v1/leases/" + url.PathEscape(key.ID) + "/" + action
+}
+
+// List implements [lease.Store]. The URLs of endpoints are left out: a list shows
+// no credentials.
+func (c *Client) List(ctx context.Context) ([]lease.Status, error) {
+	var answer struct {
+		Endpoints []wireStatus `json:"endpoints"`
+	}
+	if err := c.call(ctx, http.MethodGet, "/v1/endpoints", nil, &answer); err != nil {
+		return nil, err
+	}
+	all := make([]lease.Status, 0, len(answer.Endpoints))
+	for _, w := range answer.Endpoints {
+		all = append(all, w.status())
+	}
+	return all, nil
+}
+
+// Stats implements [lease.Store].
+func (c *Client) Stats(ctx context.Context) (lease.Stats, error) {
+	var answer wireStats
+	err := c.call(ctx, http.MethodGet, "/v1/stats", nil, &answer)
+	return answer.stats(), err
+}
+
+// maxAnswer bounds what is read of an answer: a list of 100,000 endpoints fits.
+const maxAnswer = 64 << 20
+
+var errBadAnswer = errors.New("the lease server's answer cannot be read")
+
+// call sends a request and reads the answer into the value given, if any.
+func (c *Client) call(ctx context.Context, method, path string, body, into any) error {
+	var text io.Reader
+	if body != nil {
+		text = bytes.NewReader(mustJSON(body))
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.cfg.URL+path, text)
+	if err != nil {
+		return err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.cfg.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.Token)
+	}
+	resp, err := c.cfg.HTTPClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("lease server: %w", err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	switch {
+	case err != nil:
+		return fmt.Errorf("lease server: %w", err)
+	case resp.StatusCode >= http.StatusBadRequest:
+		return answerErr(resp.StatusCode, answer)
+	case into == nil:
+		return nil
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		return fmt.Errorf("%w: %w", errBadAnswer, err)
+	}
+	return nil
+}
+
+// answerError is an error that the server answered.
+type answerError struct {
+	status int
+	text   string
+	err    error // of package lease, where it is one
+}
+
+func (e *answerError) Error() string { return "lease server: " + e.text }
+func (e *answerError) Unwrap() error { return e.err }
+
+func answerErr(status int, text []byte) error {
+	var answer errorAnswer
+	if err := json.Unmarshal(text, &answer); err != nil || answer.Error.Code == "" {
+		return &answerError{status: status, text: fmt.Sprintf("it answered %d %s", status, http.StatusText(status))}
+	}
+	e := &answerError{status: status, text: answer.Error.Message}
+	switch answer.Error.Code {
+	case codeNotHeld:
+		e.err = lease.ErrNotHeld
+	case codeExpired:
+		e.err = lease.ErrExpired
+	case codeNoMatch:
+		e.err = unavailable(lease.ErrNoMatch, answer.Error)
+	case codeNoneFree:
+		e.err = unavailable(lease.ErrNoneFree, answer.Error)
+	}
+	return e
+}
+
+func unavailable(cause error, answer wireError) error {
+	e := &lease.UnavailableError{RetryAfter: time.Duration(answer.RetryAfter), Err: cause}
+	if answer.Counts != nil {
+		e.Counts = lease.Counts(*answer.Counts)
+	}
+	return e
+}

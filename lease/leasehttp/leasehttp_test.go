@@ -1,0 +1,396 @@
+package leasehttp_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
+	"github.com/egressfleet/egress/lease/leasehttp"
+	"github.com/egressfleet/egress/lease/leasetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const token = "a-token-of-32-random-characters!"
+
+// direct is a transport that calls a handler without a socket, so that it works
+// under testing/synctest.
+type direct struct {
+	handler http.Handler
+	// lose, if set, tells whether the answer to a request gets lost.
+	lose func(*http.Request) bool
+}
+
+func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.handler.ServeHTTP(w, r.Clone(r.Context()))
+	}()
+	select {
+	case <-done:
+	case <-r.Context().Done():
+		<-done
+		return nil, r.Context().Err()
+	}
+	if d.lose != nil && d.lose(r) {
+		return nil, errors.New("connection reset by peer")
+	}
+	return w.Result(), nil
+}
+
+// served is a store behind a handler, and a client of it.
+func served(t *testing.T, cfg lease.MemoryConfig, lose func(*http.Request) bool) (*leasehttp.Client, *lease.Memory) {
+	t.Helper()
+	m, err := lease.NewMemory(cfg)
+	require.NoError(t, err)
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}})
+	require.NoError(t, err)
+	t.Cleanup(func() { h.Close(); m.Close() })
+	c, err := leasehttp.NewClient(leasehttp.ClientConfig{
+		URL: "http://lease.test", Token: token, HTTPClient: &http.Client{Transport: direct{h, lose}},
+	})
+	require.NoError(t, err)
+	return c, m
+}
+
+func put(t *testing.T, m *lease.Memory, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		url, err := endpoint.NewURL("http", "192.0.2.7:3128", "crawler", "hunter2")
+		require.NoError(t, err)
+		require.NoError(t, m.Put(t.Context(), endpoint.Endpoint{ID: id, URL: url}))
+		require.NoError(t, m.SetVerdict(t.Context(), id, endpoint.Verdict{Health: endpoint.Healthy}))
+	}
+}
+
+func TestTheClientIsAStore(t *testing.T) {
+	leasetest.Run(t, leasetest.Harness{
+		Run: synctest.Test,
+		New: func(t *testing.T, s leasetest.Settings) (lease.Store, lease.Inventory) {
+			return served(t, lease.MemoryConfig{MaxHolders: s.MaxHolders}, nil)
+		},
+	})
+}
+
+// A store of another process, over connections that break: nothing leaks.
+func TestALostAnswerLeaksNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost atomic.Int64
+		c, m := served(t, lease.MemoryConfig{}, func(r *http.Request) bool {
+			return r.Method == http.MethodPost && r.URL.Path == "/v1/leases" && lost.Add(1)%3 != 0
+		})
+		put(t, m, "a", "b")
+		for range 10 {
+			l, err := c.Acquire(t.Context(), lease.Request{Holder: "test"})
+			require.NoError(t, err)
+			require.NoError(t, l.Release(t.Context()))
+		}
+		stats, err := m.Stats(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, 10, stats.Acquired, "the same request ID gets the same lease")
+		assert.EqualValues(t, 10, stats.Released)
+	})
+}
+
+func TestAnAcquireThatIsGivenUpLeavesNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, m := served(t, lease.MemoryConfig{}, nil)
+		put(t, m, "a")
+		held, err := c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err = c.Acquire(ctx, lease.Request{Holder: "waits"})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, lease.ErrNoneFree)
+		require.NoError(t, held.Release(t.Context()))
+		time.Sleep(time.Second)
+		_, err = c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		assert.NoError(t, err, "nobody else is in the queue")
+	})
+}
+
+// A client that has vanished without a word holds nothing for longer than the
+// grace.
+func TestAClientThatVanishesGivesUpItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, m := served(t, lease.MemoryConfig{}, func(r *http.Request) bool { return r.Method == http.MethodDelete })
+		put(t, m, "a")
+		held, err := c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _, _ = c.Acquire(ctx, lease.Request{Holder: "vanishes"}) }()
+		time.Sleep(time.Second)
+		cancel()
+		require.NoError(t, held.Release(t.Context()))
+		time.Sleep(11 * time.Second)
+		_, err = c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		assert.NoError(t, err)
+	})
+}
+
+func TestPollingKeepsThePlaceInTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, m := served(t, lease.MemoryConfig{MaxTTL: time.Hour}, nil)
+		put(t, m, "a")
+		held, err := c.TryAcquire(t.Context(), lease.Request{Holder: "test", TTL: time.Hour})
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var order []int
+		var group sync.WaitGroup
+		for i := range 3 {
+			group.Go(func() {
+				l, err := c.Acquire(t.Context(), lease.Request{Holder: fmt.Sprint(i)})
+				if assert.NoError(t, err) {
+					mu.Lock()
+					order = append(order, i)
+					mu.Unlock()
+					_ = l.Release(t.Context())
+				}
+			})
+			time.Sleep(7 * time.Second)
+		}
+		time.Sleep(10 * time.Minute) // many polls
+		require.NoError(t, held.Release(t.Context()))
+		group.Wait()
+		assert.Equal(t, []int{0, 1, 2}, order)
+	})
+}
+
+// The holder's clock counts from before its request was sent.
+func TestALeaseThatWasWaitedForHasItsWholeTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, m := served(t, lease.MemoryConfig{}, nil)
+		put(t, m, "a")
+		held, err := c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+		require.NoError(t, err)
+		time.AfterFunc(20*time.Second, func() { _ = held.Release(context.Background()) })
+		l, err := c.Acquire(t.Context(), lease.Request{Holder: "test", TTL: 30 * time.Second})
+		require.NoError(t, err)
+		assert.Equal(t, 30*time.Second, time.Until(l.ExpiresAt()))
+	})
+}
+
+// answer sends a request as any client would.
+func answer(t *testing.T, h http.Handler, method, path, auth, body string) (int, http.Header, string) {
+	t.Helper()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	if auth != "" {
+		r.Header.Set("Authorization", auth)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Code, w.Header(), w.Body.String()
+}
+
+func TestBadRequestsGetAStatusOfTheirOwnAndChangeNothing(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	defer m.Close()
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}})
+	require.NoError(t, err)
+	defer h.Close()
+	put(t, m, "a")
+	l, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	require.NoError(t, err)
+	path := "/v1/leases/" + l.Key().ID
+	bearer := "Bearer " + token
+	huge := `{"holder": "` + strings.Repeat("x", 17<<10) + `"}`
+	for name, c := range map[string]struct {
+		method, path, auth, body string
+		status                   int
+		code                     string
+	}{
+		"no token":            {"GET", "/v1/endpoints", "", "", 401, "unauthorized"},
+		"wrong token":         {"GET", "/v1/endpoints", "Bearer " + token[:31] + "?", "", 401, "unauthorized"},
+		"wrong scheme":        {"GET", "/v1/endpoints", "Basic " + token, "", 401, "unauthorized"},
+		"no such path":        {"GET", "/v2/endpoints", bearer, "", 404, "not_found"},
+		"wrong method":        {"PUT", "/v1/leases", bearer, "", 404, "not_found"},
+		"malformed":           {"POST", "/v1/leases", bearer, "{", 400, "bad_request"},
+		"empty":               {"POST", "/v1/leases", bearer, "", 400, "bad_request"},
+		"two values":          {"POST", "/v1/leases", bearer, `{"holder":"x"}{}`, 400, "bad_request"},
+		"unknown field":       {"POST", "/v1/leases", bearer, `{"holder":"x","hodler":1}`, 400, "bad_request"},
+		"huge":                {"POST", "/v1/leases", bearer, huge, 413, "too_large"},
+		"no holder":           {"POST", "/v1/leases", bearer, "{}", 400, "bad_request"},
+		"bad ttl":             {"POST", "/v1/leases", bearer, `{"holder":"x","ttl":"-1s"}`, 400, "bad_request"},
+		"bad selector":        {"POST", "/v1/leases", bearer, `{"holder":"x","selector":"a b"}`, 400, "bad_request"},
+		"bad wait":            {"POST", "/v1/leases?wait=soon", bearer, `{"holder":"x"}`, 400, "bad_request"},
+		"none free":           {"POST", "/v1/leases", bearer, `{"holder":"x"}`, 503, "none_free"},
+		"no match":            {"POST", "/v1/leases", bearer, `{"holder":"x","selector":"mars"}`, 404, "no_match"},
+		"forged renew":        {"POST", path + "/renew", bearer, `{"token":"1"}`, 409, "not_held"},
+		"forged release":      {"POST", path + "/release", bearer, `{"token":"1"}`, 409, "not_held"},
+		"forged report":       {"POST", path + "/report", bearer, `{"token":"1","outcome":"proxy_fault"}`, 409, "not_held"},
+		"odd outcome":         {"POST", path + "/report", bearer, fmt.Sprintf(`{"token":"%d","outcome":"odd"}`, l.Key().Token), 400, "bad_request"},
+		"token as a number":   {"POST", path + "/renew", bearer, `{"token":1}`, 400, "bad_request"},
+		"renew of what's not": {"POST", "/v1/leases/none/renew", bearer, `{"token":"1"}`, 409, "not_held"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, header, body := answer(t, h, c.method, c.path, c.auth, c.body)
+			assert.Equal(t, c.status, status, body)
+			var got struct {
+				Error struct{ Code, Message string }
+			}
+			require.NoError(t, json.Unmarshal([]byte(body), &got), body)
+			assert.Equal(t, c.code, got.Error.Code)
+			assert.NotEmpty(t, got.Error.Message)
+			assert.NotContains(t, body, token)
+			assert.NotContains(t, body, "hunter2")
+			assert.Equal(t, status == 503, header.Get("Retry-After") != "")
+			assert.Equal(t, status == 401, header.Get("WWW-Authenticate") != "")
+		})
+	}
+	assert.NoError(t, l.Err())
+	list, err := m.List(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, list[0].Leases, 1)
+	assert.True(t, list[0].CoolUntil.IsZero())
+}
+
+func TestOnlyALeaseShowsTheCredentials(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	defer m.Close()
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Anonymous: true})
+	require.NoError(t, err)
+	defer h.Close()
+	put(t, m, "a")
+	status, header, body := answer(t, h, "POST", "/v1/leases", "", `{"holder":"x","requestId":"r1"}`)
+	require.Equal(t, 201, status, body)
+	assert.Contains(t, body, "http://crawler:hunter2@192.0.2.7:3128")
+	assert.Equal(t, "no-store", header.Get("Cache-Control"))
+	_, _, again := answer(t, h, "POST", "/v1/leases", "", `{"holder":"x","requestId":"r1"}`)
+	var first, second struct{ ID, Token string }
+	require.NoError(t, json.Unmarshal([]byte(body), &first))
+	require.NoError(t, json.Unmarshal([]byte(again), &second))
+	assert.Equal(t, first, second, "the same request ID, the same lease")
+	_, _, list := answer(t, h, "GET", "/v1/endpoints", "", "")
+	assert.Contains(t, list, `"url":"http://***@192.0.2.7:3128"`)
+	assert.NotContains(t, list, "hunter2")
+	assert.NotContains(t, list, first.Token)
+}
+
+func TestAHandlerWithoutClientsIsRefused(t *testing.T) {
+	_, err := leasehttp.NewHandler(leasehttp.HandlerConfig{})
+	assert.ErrorContains(t, err, "store: give the store to serve")
+	assert.ErrorContains(t, err, "clients: give each client a bearer token")
+	_, err = leasehttp.NewHandler(leasehttp.HandlerConfig{Clients: map[string]string{"a": "short"}, MaxBody: -1})
+	assert.ErrorContains(t, err, `clients["a"]: the token has less than 16 characters`)
+	assert.ErrorContains(t, err, "maxBody: -1: must not be negative")
+	assert.NotContains(t, err.Error(), "short")
+}
+
+func TestClientConfigIsChecked(t *testing.T) {
+	for url, want := range map[string]string{
+		"": "give the server's URL", "lease.test": "must be an http or https URL", "https://u:hunter2@lease.test": "use Token",
+	} {
+		_, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: url, Wait: -1})
+		assert.ErrorContains(t, err, want)
+		assert.ErrorContains(t, err, "wait: -1ns")
+		assert.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
+func TestAServerThatIsNoneOfOurs(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{
+		"an error page": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418); fmt.Fprint(w, "<html>") },
+		"no JSON":       func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
+		"no proxy":      func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"id":"x","token":"1","ttl":"1m"}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := leasehttp.NewClient(leasehttp.ClientConfig{
+				URL: "http://lease.test", HTTPClient: &http.Client{Transport: direct{handler, nil}},
+			})
+			require.NoError(t, err)
+			_, err = c.Acquire(t.Context(), lease.Request{Holder: "test"})
+			assert.Error(t, err)
+			assert.NotErrorIs(t, err, context.DeadlineExceeded)
+		})
+	}
+}
+
+// The document says what the handler does: every path and method of it is served,
+// and the fields of its schemas are those that are read and written.
+func TestTheOpenAPIDocumentHoldsForTheHandler(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	defer m.Close()
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Anonymous: true})
+	require.NoError(t, err)
+	defer h.Close()
+	status, _, text := answer(t, h, "GET", "/v1/openapi.json", "", "")
+	require.Equal(t, 200, status)
+	var doc struct {
+		Paths      map[string]map[string]struct{ OperationID string }
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]json.RawMessage
+			}
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(text), &doc))
+	operations := 0
+	for path, methods := range doc.Paths {
+		for method := range methods {
+			operations++
+			_, _, body := answer(t, h, strings.ToUpper(method), strings.ReplaceAll(path, "{id}", "x"), "", "")
+			assert.NotContains(t, body, `"not_found"`, "%s %s", method, path)
+		}
+	}
+	assert.Equal(t, leasehttp.Operations, operations)
+	for name, fields := range leasehttp.WireFields() {
+		schema, ok := doc.Components.Schemas[name]
+		require.True(t, ok, name)
+		described := make([]string, 0, len(schema.Properties))
+		for field := range schema.Properties {
+			described = append(described, field)
+		}
+		assert.ElementsMatch(t, fields, described, name)
+	}
+}
+
+// 1,000 connections that dribble starve nobody.
+func TestSlowConnectionsStarveNobody(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	defer m.Close()
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}})
+	require.NoError(t, err)
+	defer h.Close()
+	put(t, m, "a")
+	server := httptest.NewServer(h)
+	defer server.Close()
+	address := server.Listener.Addr().String()
+	for range 1000 {
+		conn, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = io.WriteString(conn, "POST /v1/leases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token+"\r\nContent-Length: 1000\r\n\r\n{")
+		require.NoError(t, err)
+	}
+	c, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: server.URL, Token: token, HTTPClient: server.Client()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := c.Acquire(ctx, lease.Request{Holder: "test"})
+	require.NoError(t, err)
+	require.NoError(t, l.Release(ctx))
+}
