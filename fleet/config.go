@@ -14,8 +14,8 @@ import (
 	"github.com/egressfleet/egress/provider"
 )
 
-// Config says what a [Fleet] keeps. Provider, Tag, Endpoint, Health.Probe and
-// Inventory are required.
+// Config says what a [Fleet] keeps. Provider, Tag, Endpoint, a probe in
+// Health, and Inventory are required.
 type Config struct {
 	// Provider makes the instances.
 	Provider provider.Provider
@@ -80,7 +80,6 @@ func (c Config) withDefaults() (Config, error) {
 	problems.Require(c.Provider != nil, "provider", "give the provider that makes the instances")
 	problems.Within("tag", provider.ValidTag(c.Tag))
 	problems.Require(c.Endpoint != nil, "endpoint", "give the function that tells an instance's proxy")
-	problems.Require(c.Health.Probe != nil, "health.probe", "give the function that probes, such as a Prober's Probe")
 	problems.Require(c.Inventory != nil, "inventory", "give the store that the endpoints go to")
 	if c.Size < 0 {
 		problems.Add("size", c.Size, "must not be negative")

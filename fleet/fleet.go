@@ -11,6 +11,7 @@ import (
 
 	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/health"
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -56,13 +57,7 @@ func New(cfg Config) (*Fleet, error) {
 		members: map[string]*member{}, byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
 		began: time.Now(),
 	}
-	told := cfg.Health.OnTransition
-	cfg.Health.OnTransition = func(t health.Transition) {
-		f.onTransition(t)
-		if told != nil {
-			told(t)
-		}
-	}
+	cfg.Health = f.followed(cfg.Health)
 	if f.engine, err = health.NewEngine(cfg.Health); err != nil {
 		return nil, fmt.Errorf("fleet.Config: health: %w", err)
 	}
@@ -72,6 +67,26 @@ func New(cfg Config) (*Fleet, error) {
 	f.work.Go(f.loop)
 	f.work.Go(f.followReports)
 	return f, nil
+}
+
+// followed has the fleet told of verdicts and egress addresses before the
+// caller's own hooks.
+func (f *Fleet) followed(cfg health.EngineConfig) health.EngineConfig {
+	onTransition, onEgress := cfg.OnTransition, cfg.OnEgressChange
+	cfg.OnTransition = func(t health.Transition) error {
+		err := f.onTransition(t)
+		if err == nil && onTransition != nil {
+			err = onTransition(t)
+		}
+		return err
+	}
+	cfg.OnEgressChange = func(c health.EgressChange) {
+		f.onEgressChange(c)
+		if onEgress != nil {
+			onEgress(c)
+		}
+	}
+	return cfg
 }
 
 // CloseMode says what becomes of the instances when a fleet is closed.
@@ -228,16 +243,17 @@ func (f *Fleet) followReports() {
 	}
 }
 
-// onTransition passes a verdict on. The engine calls it.
-func (f *Fleet) onTransition(t health.Transition) {
-	if err := f.cfg.Inventory.SetVerdict(f.ctx, t.Endpoint.ID, t.Verdict); err != nil {
-		f.cfg.Logger.V(1).Info("verdict was not taken", "endpoint", t.Endpoint.ID, "error", err.Error())
+// onTransition passes a verdict on. The engine calls it, and again after an error.
+func (f *Fleet) onTransition(t health.Transition) error {
+	err := f.cfg.Inventory.SetVerdict(f.ctx, t.Endpoint.ID, t.Verdict)
+	if err != nil && !errors.Is(err, lease.ErrUnknownEndpoint) && !errors.Is(err, lease.ErrClosed) {
+		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m, ok := f.byEndpoint[t.Endpoint.ID]
 	if !ok || m.generation != t.Verdict.Generation {
-		return
+		return nil
 	}
 	m.verdict = t.Verdict
 	if t.Verdict.Health == endpoint.Healthy {
@@ -246,6 +262,18 @@ func (f *Fleet) onTransition(t health.Transition) {
 	}
 	f.eventLocked(m, Event{Type: Verdict, Health: t.Verdict.Health, Reason: t.Verdict.Reason})
 	f.wake()
+	return nil
+}
+
+// onEgressChange tells the inventory of an address, which bans are kept by.
+func (f *Fleet) onEgressChange(c health.EgressChange) {
+	status, ok := f.engine.Get(c.Endpoint.ID)
+	if !ok || status.Verdict.Health == endpoint.Unknown {
+		return // the verdict that follows will carry it
+	}
+	if err := f.cfg.Inventory.SetVerdict(f.ctx, c.Endpoint.ID, status.Verdict); err != nil {
+		f.cfg.Logger.V(1).Info("egress address was not taken", "endpoint", c.Endpoint.ID, "error", err.Error())
+	}
 }
 
 // eventLocked logs an event and queues it for the hook.

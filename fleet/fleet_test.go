@@ -137,7 +137,7 @@ func (w *world) healthy() int {
 func TestConfigReportsEveryBadValue(t *testing.T) {
 	_, err := fleet.New(fleet.Config{Tag: "X", Size: -1, MaxSize: -5, PollInterval: -1})
 	for _, want := range []string{
-		"provider: give", `tag: "X": must be`, "endpoint: give", "health.probe: give", "inventory: give",
+		"provider: give", `tag: "X": must be`, "endpoint: give", "inventory: give",
 		"size: -1: must not be negative", "maxSize: -5: must be at least size", "pollInterval: -1ns",
 	} {
 		assert.ErrorContains(t, err, want)

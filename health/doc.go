@@ -15,7 +15,7 @@
 //
 //	engine, err := health.NewEngine(health.EngineConfig{
 //		Probe:        prober.Probe,
-//		OnTransition: func(t health.Transition) { ... },
+//		OnTransition: func(t health.Transition) error { ... },
 //	})
 //	defer engine.Close()
 //	err = engine.Put(proxy)
@@ -26,6 +26,16 @@
 // on three failures in a row make it Unhealthy and two successes Healthy again.
 // Between the two, and while it is Unknown, it is probed every few seconds; the
 // longer it fails, the less often. Only transitions are told.
+//
+// # Whose fault it is
+//
+// A failure to reach the proxy, or to get a tunnel from it, is the proxy's. One
+// behind the tunnel may be the target's: it counts only while the target answers
+// through others. A target that fails through most endpoints is suspended until
+// it answers again, and [EngineConfig.OnTarget] is told; when one fails, a few
+// healthy endpoints are probed at once to find out. With several
+// [EngineConfig.Targets] a round goes on to the next one, and a proxy that reaches
+// any of them is healthy.
 //
 // A result belongs to the generation of the endpoint that was probed: what
 // comes in after the endpoint was removed or changed is dropped.

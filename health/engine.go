@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -25,8 +26,11 @@ var ErrClosed = errors.New("health engine closed")
 // meaning are those of Envoy's health checks.
 type EngineConfig struct {
 	// Probe makes one probe, most often [Prober.Probe]. It must return soon after
-	// its context ends.
+	// its context ends. It is short for one target without a name.
 	Probe func(context.Context, endpoint.Endpoint) Result
+	// Targets, instead of Probe, are several: each round begins with another, and
+	// goes on to the next where one fails on the target's side.
+	Targets []Target
 	// Interval between probes of a healthy endpoint; 15 s if zero.
 	Interval time.Duration
 	// EdgeInterval is the time to the next probe while a verdict may be about to
@@ -50,9 +54,16 @@ type EngineConfig struct {
 	// MaxInFlight bounds the probes at one time; 64 if zero.
 	MaxInFlight int
 	// OnTransition, if set, is told of every change of a verdict, in order for
-	// each endpoint. It is called without a lock, and the endpoint's next probe
-	// waits for it.
-	OnTransition func(Transition)
+	// each endpoint. It is called without a lock, and again after an error, less
+	// and less often, until it returns nil or the endpoint is removed. The
+	// endpoint's next probe waits for it.
+	OnTransition func(Transition) error
+	// OnEgressChange, if set, is told when a target sees another address of an
+	// endpoint than before, and of the first one. It is called without a lock.
+	OnEgressChange func(EgressChange)
+	// OnTarget, if set, is told when a target is suspended, and when it counts
+	// again. It is called without a lock.
+	OnTarget func(TargetStatus)
 	// OnResult, if set, is told of every probe, in the same way.
 	OnResult func(Result)
 	// Logger gets a V(1) line for each transition and a V(2) line for each failed
@@ -62,7 +73,7 @@ type EngineConfig struct {
 
 func (c EngineConfig) withDefaults() (EngineConfig, error) {
 	var problems check.Problems
-	problems.Require(c.Probe != nil, "probe", "give the function that probes, such as a Prober's Probe")
+	c = c.withTargets(&problems)
 	notNegative(&problems, "interval", c.Interval)
 	notNegative(&problems, "edgeInterval", c.EdgeInterval)
 	notNegative(&problems, "maxUnhealthyInterval", c.MaxUnhealthyInterval)
@@ -99,6 +110,13 @@ type Transition struct {
 	Result Result
 }
 
+// EgressChange tells that an endpoint leaves by another address than before.
+type EgressChange struct {
+	Endpoint endpoint.Endpoint
+	// From is zero for the first address that was seen.
+	From, To netip.Addr
+}
+
 // Status is an endpoint as the engine sees it.
 type Status struct {
 	Endpoint endpoint.Endpoint
@@ -125,6 +143,8 @@ type Engine struct {
 	clock    alarm.Clock[*subject]
 	due      []*subject // waiting for a place in flight, first come first served
 	inFlight int
+	targets  []*target
+	latency  latencies
 	changed  chan struct{} // closed and replaced at each transition
 }
 
@@ -139,6 +159,7 @@ type subject struct {
 	probing   bool
 	again     bool // ProbeNow came while a probe was in flight
 	gone      bool
+	round     int // which target comes first
 }
 
 // NewEngine returns an engine without endpoints. Close it to end its probes.
@@ -150,6 +171,9 @@ func NewEngine(cfg EngineConfig) (*Engine, error) {
 	e := &Engine{cfg: cfg, subjects: map[string]*subject{}, changed: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.clock.Fire = e.onAlarm
+	for _, t := range cfg.Targets {
+		e.targets = append(e.targets, newTarget(t))
+	}
 	return e, nil
 }
 
@@ -203,6 +227,9 @@ func (e *Engine) Remove(id string) {
 
 func (e *Engine) forgetLocked(s *subject) {
 	s.gone = true
+	for _, t := range e.targets {
+		t.forget(s)
+	}
 	e.clock.Clear(&s.next)
 	delete(e.subjects, s.endpoint.ID)
 }
@@ -310,55 +337,65 @@ func (e *Engine) startLocked() {
 		}
 		e.inFlight++
 		s.probing = true
-		target := s.endpoint.Clone()
-		e.probes.Go(func() { e.probe(s, target) })
+		s.round++
+		round, ep := s.round, s.endpoint.Clone()
+		e.probes.Go(func() { e.probe(s, ep, round) })
 	}
 }
 
-func (e *Engine) probe(s *subject, target endpoint.Endpoint) {
-	result := e.cfg.Probe(e.ctx, target)
-	transition := e.record(s, result)
-	if transition != nil && e.cfg.OnTransition != nil {
-		e.cfg.OnTransition(*transition)
+// probe makes one round for a subject, and tells what came of it.
+func (e *Engine) probe(s *subject, ep endpoint.Endpoint, round int) {
+	outcome := e.tryTargets(s, ep, round)
+	e.leave()
+	if told := e.record(s, outcome); told != nil {
+		e.tell(s, told)
 	}
 	e.finish(s)
 }
 
-// record takes a result in, and returns the transition that it makes. What is
-// late, or was cut off by Close, is dropped.
-func (e *Engine) record(s *subject, r Result) *Transition {
-	e.mu.Lock()
-	dropped := s.gone || e.ctx.Err() != nil
-	var t *Transition
-	if !dropped {
-		t = e.judgeLocked(s, r)
-	}
-	e.mu.Unlock()
-	if dropped {
-		return nil
-	}
-	if e.cfg.OnResult != nil {
-		e.cfg.OnResult(r)
-	}
-	if r.Err != nil {
-		e.cfg.Logger.V(2).Info("probe failed", "endpoint", r.EndpointID, "stage", r.Stage().String(), "error", r.Err.Error())
-	}
-	if t != nil {
-		e.cfg.Logger.V(1).Info("verdict", "endpoint", r.EndpointID, "from", t.From, "to", t.Verdict.Health, "reason", t.Verdict.Reason)
-	}
-	return t
+// news is what a round brought that others want to know.
+type news struct {
+	result     Result
+	transition *Transition
+	egress     *EgressChange
+	witnesses  []string
 }
 
-func (e *Engine) judgeLocked(s *subject, r Result) *Transition {
-	s.last = r
-	if r.EgressIP.IsValid() {
-		s.endpoint.EgressIP = r.EgressIP
+// record takes the outcome of a round in. What is late, or was cut off by Close,
+// is dropped.
+func (e *Engine) record(s *subject, o outcome) *news {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s.gone || e.ctx.Err() != nil {
+		return nil
 	}
-	if r.Err == nil {
+	n := &news{result: o.result, witnesses: o.witnesses}
+	s.last = o.result
+	e.latency.add(o.result)
+	n.egress = e.egressLocked(s, o.result)
+	if o.excused {
+		return n
+	}
+	if o.result.Err == nil {
 		s.successes, s.failures = s.successes+1, 0
 	} else {
 		s.successes, s.failures = 0, s.failures+1
 	}
+	n.transition = e.judgeLocked(s, o.result)
+	return n
+}
+
+func (e *Engine) egressLocked(s *subject, r Result) *EgressChange {
+	from := s.endpoint.EgressIP
+	if !r.EgressIP.IsValid() || r.EgressIP == from {
+		return nil
+	}
+	s.endpoint.EgressIP, s.verdict.EgressIP = r.EgressIP, r.EgressIP
+	return &EgressChange{Endpoint: s.endpoint.Clone(), From: from, To: r.EgressIP}
+}
+
+// judgeLocked returns the transition that follows from the counts, if any.
+func (e *Engine) judgeLocked(s *subject, r Result) *Transition {
 	from := s.verdict.Health
 	to := e.next(s)
 	if to == from {
@@ -371,6 +408,56 @@ func (e *Engine) judgeLocked(s *subject, r Result) *Transition {
 	close(e.changed)
 	e.changed = make(chan struct{})
 	return &Transition{Endpoint: s.endpoint.Clone(), From: from, Verdict: s.verdict, Result: r}
+}
+
+// tell calls the hooks.
+func (e *Engine) tell(s *subject, n *news) {
+	r := n.result
+	if e.cfg.OnResult != nil {
+		e.cfg.OnResult(r)
+	}
+	if r.Err != nil {
+		e.cfg.Logger.V(2).Info("probe failed", "endpoint", r.EndpointID, "target", r.Target, "stage", r.Stage().String(), "error", r.Err.Error())
+	}
+	for _, id := range n.witnesses {
+		e.ProbeNow(id)
+	}
+	if n.egress != nil && e.cfg.OnEgressChange != nil {
+		e.cfg.OnEgressChange(*n.egress)
+	}
+	if t := n.transition; t != nil {
+		e.cfg.Logger.V(1).Info("verdict", "endpoint", r.EndpointID, "from", t.From, "to", t.Verdict.Health, "reason", t.Verdict.Reason)
+		e.deliver(s, *t)
+	}
+}
+
+// deliver repeats a transition until it is taken.
+func (e *Engine) deliver(s *subject, t Transition) {
+	if e.cfg.OnTransition == nil {
+		return
+	}
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		err := e.cfg.OnTransition(t)
+		if err == nil {
+			return
+		}
+		e.cfg.Logger.V(1).Info("verdict was not taken; trying again", "endpoint", t.Endpoint.ID, "error", err.Error(), "pause", pause)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-e.ctx.Done():
+		}
+		timer.Stop()
+		if e.ctx.Err() != nil || e.isGone(s) {
+			return
+		}
+	}
+}
+
+func (e *Engine) isGone(s *subject) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return s.gone
 }
 
 // next is the health that follows from the counts.
@@ -394,11 +481,18 @@ func reason(r Result) string {
 	return r.Err.Error()
 }
 
-// finish gives the place in flight to the next, and sets the next probe.
-func (e *Engine) finish(s *subject) {
+// leave gives the place in flight to the next.
+func (e *Engine) leave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight--
+	e.startLocked()
+}
+
+// finish sets the next probe.
+func (e *Engine) finish(s *subject) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	s.probing = false
 	if !s.gone && !e.closed {
 		in := e.intervalAfter(s)
@@ -407,7 +501,6 @@ func (e *Engine) finish(s *subject) {
 		}
 		e.clock.Set(&s.next, time.Now().Add(in))
 	}
-	e.startLocked()
 }
 
 func (e *Engine) intervalAfter(s *subject) time.Duration {

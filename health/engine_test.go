@@ -102,7 +102,7 @@ func TestANewEndpointIsUnknownAndOneSuccessAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var transitions []health.Transition
 		e, s := start(t, func(c *health.EngineConfig) {
-			c.OnTransition = func(tr health.Transition) { transitions = append(transitions, tr) }
+			c.OnTransition = func(tr health.Transition) error { transitions = append(transitions, tr); return nil }
 		})
 		s.take = time.Second
 		require.NoError(t, e.Put(proxy(t, "a", 3)))
@@ -125,7 +125,7 @@ func TestThresholds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []endpoint.Health
 		e, s := start(t, func(c *health.EngineConfig) {
-			c.OnTransition = func(tr health.Transition) { told = append(told, tr.Verdict.Health) }
+			c.OnTransition = func(tr health.Transition) error { told = append(told, tr.Verdict.Health); return nil }
 		})
 		began := time.Now()
 		require.NoError(t, e.Put(proxy(t, "a", 1)))
@@ -159,8 +159,9 @@ func TestASuccessStartsTheCountOfFailuresAnew(t *testing.T) {
 				}
 				return r
 			}
-			c.OnTransition = func(tr health.Transition) {
+			c.OnTransition = func(tr health.Transition) error {
 				assert.Equal(t, endpoint.Healthy, tr.Verdict.Health, "after %d probes", probes)
+				return nil
 			}
 		})
 		require.NoError(t, e.Put(proxy(t, "a", 0)))
@@ -227,7 +228,9 @@ func TestProbesInFlightAreBounded(t *testing.T) {
 func TestResultsForTheRemovedAndTheChangedAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told atomic.Int64
-		e, s := start(t, func(c *health.EngineConfig) { c.OnTransition = func(health.Transition) { told.Add(1) } })
+		e, s := start(t, func(c *health.EngineConfig) {
+			c.OnTransition = func(health.Transition) error { told.Add(1); return nil }
+		})
 		s.take = 10 * time.Second
 		require.NoError(t, e.Put(proxy(t, "removed", 1)))
 		require.NoError(t, e.Put(proxy(t, "changed", 1)))
@@ -294,7 +297,7 @@ func TestWaitReadyEndsWithItsContextAndSaysHowMany(t *testing.T) {
 func TestCloseEndsProbesInFlightWithoutAVerdict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, s := start(t, func(c *health.EngineConfig) {
-			c.OnTransition = func(health.Transition) { t.Error("a probe that was cut off made a verdict") }
+			c.OnTransition = func(health.Transition) error { t.Error("a probe that was cut off made a verdict"); return nil }
 		})
 		s.take = time.Hour
 		require.NoError(t, e.Put(proxy(t, "a", 1)))

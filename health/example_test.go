@@ -64,7 +64,7 @@ func ExampleNewEngine() {
 		Probe:         probe,
 		Interval:      10 * time.Second,
 		InitialJitter: -1, // at once; spread first probes where there are many
-		OnTransition:  func(t health.Transition) { told <- t },
+		OnTransition:  func(t health.Transition) error { told <- t; return nil },
 	})
 	if err != nil {
 		fmt.Println(err)

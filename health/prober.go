@@ -106,6 +106,8 @@ type Result struct {
 	// EndpointID and Generation tell what was probed.
 	EndpointID string
 	Generation uint64
+	// Target is the name of the target, where the engine has several.
+	Target string
 	// Started is when the probe began.
 	Started time.Time
 	// Err is nil for a success. Otherwise it is an [*endpoint.Error] with the

@@ -202,3 +202,38 @@ func (e *lostError) Error() string {
 }
 
 func (e *lostError) Unwrap() []error { return []error{ErrLost, e.cause} }
+
+// Keep renews the lease in the background, each time for ttl or the store's
+// default if zero, when a third of that has passed. It returns a context that
+// ends with ctx and when the lease is lost, for the work that needs the lease:
+// its cause then matches ErrLost. Call stop when the work is done; it does not
+// release the lease.
+//
+// A renewal that fails is tried again until the lease has run out.
+func (l *Lease) Keep(ctx context.Context, ttl time.Duration) (work context.Context, stop context.CancelFunc) {
+	work, cancel := context.WithCancelCause(ctx)
+	unlink := context.AfterFunc(l.Context(), func() { cancel(l.Err()) })
+	go func() {
+		defer unlink()
+		for l.waitToRenew(work) {
+			_ = l.Renew(work, ttl)
+		}
+	}()
+	return work, func() { cancel(nil) }
+}
+
+// shortestPause is between two renewals, so that a store that fails is not
+// called without end.
+const shortestPause = 100 * time.Millisecond
+
+// waitToRenew waits for two thirds of what is left of the lease to remain.
+func (l *Lease) waitToRenew(work context.Context) bool {
+	timer := time.NewTimer(max(time.Until(l.ExpiresAt())/3, shortestPause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-work.Done():
+		return false
+	}
+}

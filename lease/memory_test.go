@@ -750,3 +750,33 @@ func FuzzParseSelector(f *testing.F) {
 		assert.Equal(t, s.String(), again.String())
 	})
 }
+
+func TestKeepRenewsUntilTheWorkIsDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		work, stop := l.Keep(t.Context(), time.Minute)
+		time.Sleep(time.Hour)
+		require.NoError(t, work.Err())
+		stats, _ := m.Stats(t.Context())
+		assert.Less(t, stats.Renewed, int64(200))
+		stop()
+		require.NoError(t, l.Err(), "the lease is not released")
+		time.Sleep(time.Minute)
+		assert.ErrorIs(t, l.Err(), lease.ErrExpired, "and not renewed any more")
+	})
+}
+
+func TestKeepCancelsTheWorkWhenTheLeaseIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		work, stop := l.Keep(t.Context(), time.Minute)
+		defer stop()
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, m.Revoke(t.Context(), "a"))
+		<-work.Done()
+		assert.ErrorIs(t, context.Cause(work), lease.ErrRevoked)
+		assert.ErrorIs(t, context.Cause(work), lease.ErrLost)
+	})
+}
