@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -474,15 +476,12 @@ func TestDestroySaysWhatIsLeft(t *testing.T) {
 func TestAnUnconfiguredPlaceIsLetGoLoudly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, local.HostConfig{})
+		gone := &unconfigured{Provider: w.p}
+		w.cfg.Provider = gone
 		w.start()
 		w.ready(1)
-		w.host.OnCall(func(_ context.Context, op string) error {
-			if w.count(fleet.LetGo) == 0 && (op == "Get" || op == "Delete") {
-				return &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeUnconfigured}
-			}
-			return nil
-		})
 		former := w.f.Status()[0]
+		gone.id.Store(former.ID)
 		for w.count(fleet.LetGo) == 0 {
 			time.Sleep(time.Second)
 		}
@@ -495,6 +494,25 @@ func TestAnUnconfiguredPlaceIsLetGoLoudly(t *testing.T) {
 		assert.Equal(t, 1, w.count(fleet.LetGo))
 		assert.Zero(t, w.count(fleet.Deleted))
 	})
+}
+
+// unconfigured is a provider from whose configuration the place of one instance
+// was taken.
+type unconfigured struct {
+	provider.Provider
+	id atomic.Value
+}
+
+func (p *unconfigured) Get(ctx context.Context, id string) (provider.Instance, error) {
+	if id == p.id.Load() {
+		return provider.Instance{}, &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeUnconfigured}
+	}
+	return p.Provider.Get(ctx, id)
+}
+
+func (p *unconfigured) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	all, err := p.Provider.ListByTag(ctx, tag)
+	return slices.DeleteFunc(all, func(in provider.Instance) bool { return in.ID == p.id.Load() }), err
 }
 
 func TestWaitReadySaysWhatHoldsItUp(t *testing.T) {

@@ -390,6 +390,7 @@ func TestLabImageFileRemoved(t *testing.T) {
 // TestLabBadImages leaves nothing of an image that was cut or is not what its
 // digest says.
 func TestLabBadImages(t *testing.T) {
+	labConfig(t)
 	big := append(fakelibvirt.BlankQCOW2(1<<30), randomBytes(20*kvm.PacketSize)...)
 	for what, c := range map[string]struct {
 		serve http.HandlerFunc

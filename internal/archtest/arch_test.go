@@ -51,6 +51,8 @@ var rules = map[string]rule{
 	"provider/providertest":    {imports: []string{"provider"}},
 	"health":                   {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
 	"lease":                    {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
+	"lease/leasehttp":          {imports: []string{"endpoint", "internal/check", "lease"}, modules: []string{"github.com/go-logr/logr"}},
+	"lease/leasetest":          {imports: []string{"endpoint", "lease"}, modules: []string{"github.com/go-logr/logr"}},
 	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
 	"kvm":                      {imports: []string{"cloudinit", "internal/check", "provider"}, modules: kvmModules},
 }
