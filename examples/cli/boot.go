@@ -19,6 +19,8 @@ type boot struct {
 	said      string // last
 
 	id       string
+	accepted bool
+	nothing  bool // the provider says that it left nothing, or nothing of ours
 	in       provider.Instance
 	endpoint endpoint.Endpoint
 	probe    *probe
@@ -64,16 +66,19 @@ func (b *boot) say(format string, args ...any) {
 
 // create asks until the host has taken the instance.
 func (b *boot) create(ctx context.Context, req provider.CreateRequest) error {
-	for {
+	for first := true; ; first = false {
 		id, err := b.p.Create(ctx, req)
 		if id != "" {
 			b.id = id
 		}
 		switch {
 		case err == nil:
+			b.accepted = true
 			b.say("accepted: %s", id)
 			return nil
 		case errors.Is(err, provider.ErrPermanent), errors.Is(err, provider.ErrQuotaExceeded):
+			// Such a Create undoes what it made, but not what one before it made.
+			b.nothing = first || provider.HasCode(err, provider.CodeCollision)
 			return err
 		}
 		if ctx.Err() == nil {
@@ -90,6 +95,10 @@ func (b *boot) wait(ctx context.Context) (err error) {
 	b.in, err = provider.WaitRunning(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: b.tell})
 	if provider.HasCode(err, provider.CodeTerminal) {
 		return advise(err, "see its console log on the host, /var/log/libvirt/qemu/%s-console.log; with --keep the instance stays", b.name)
+	}
+	if err != nil && ctx.Err() != nil {
+		return advise(err, "give it longer by --timeout, or find out what it waits for in /var/log/libvirt/qemu/%s-console.log on the host: "+
+			"the guest agent must get installed to tell the address, and for that the guest needs a way out", b.name)
 	}
 	if err != nil {
 		return err
@@ -170,13 +179,22 @@ func (b *boot) alive(ctx context.Context) error {
 	return nil
 }
 
+// doubt is the share of the patience for what was perhaps never made, on a host
+// that did not take it.
+const doubt = 8
+
 // remove deletes the instance, and tells why it is left where it must be.
 func (b *boot) remove(ctx context.Context) error {
-	if b.id == "" {
+	if b.id == "" || b.nothing {
 		return nil
 	}
-	err := provider.WaitGone(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: func(in provider.Instance, err error) {
-		if err != nil && ctx.Err() == nil {
+	if !b.accepted {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, b.patience/doubt)
+		defer cancel()
+	}
+	err := provider.WaitGone(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: func(_ provider.Instance, err error) {
+		if err != nil && ctx.Err() == nil && !errors.Is(err, provider.ErrPermanent) {
 			b.say("not removed yet: %v", err)
 		}
 	}})

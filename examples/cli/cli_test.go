@@ -212,10 +212,13 @@ func TestOutputWithoutATerminal(t *testing.T) {
 func TestErrorsTellTheNextStep(t *testing.T) {
 	w := newWorld(t, local.HostConfig{Capacity: 1})
 	silent := func(context.Context, string) error { return errors.New("the host does not answer") }
+	refused := func(context.Context, string) error {
+		return &provider.Error{Class: provider.ErrPermanent, Err: errors.New("the key is refused")}
+	}
 	for name, c := range map[string]struct {
 		args   []string
 		onCall func(context.Context, string) error
-		wrap   func(provider.Provider) provider.Provider
+		change func(*app)
 		fault  local.Fault
 		code   int
 		want   []string
@@ -247,8 +250,11 @@ func TestErrorsTellTheNextStep(t *testing.T) {
 
 		"zone":  {args: []string{"up", "--zone", "mars"}, code: exitPermanent, want: []string{`placement.zone: "mars": must be "local"`, "next: correct"}},
 		"quota": {args: []string{"up", "--count", "2"}, code: exitQuota, want: []string{"1 of 1 instances are in use", "next: free memory"}},
-		"host that does not answer": {args: []string{"up", "--timeout", "30ms"}, onCall: silent, code: exitTransient,
+		"host that does not answer": {args: []string{"up", "--timeout", "30ms", "--keep"}, onCall: silent, code: exitTransient,
 			want: []string{"not accepted yet: dev Create: the host does not answer", "was not accepted within 30ms", "next: try again"}},
+		"host that is refused": {args: []string{"up"}, onCall: refused, code: exitPermanent, want: []string{"dev Create: the key is refused"}},
+		"host that ends to answer": {args: []string{"up", "--timeout", "30ms"}, onCall: silent, change: func(a *app) { a.patience = 300 * time.Millisecond },
+			code: exitTransient, want: []string{"cannot tell whether something of proxy-", "next: when the host answers: egressctl --providers"}},
 		"list of it": {args: []string{"ls"}, onCall: silent, code: exitTransient, want: []string{"dev ListByTag: the host does not answer"}},
 		"crash":      {args: []string{"up"}, fault: local.Crash, code: exitPermanent, want: []string{"the guest crashed", "-console.log"}},
 		"vanished":   {args: []string{"up"}, fault: local.Vanish, code: exitNotFound, want: []string{"not found", "next: somebody removed it"}},
@@ -264,7 +270,7 @@ func TestErrorsTellTheNextStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.host.OnCall(c.onCall)
-			w.wrap = c.wrap
+			w.wrap, w.change = nil, c.change
 			if c.fault != "" {
 				w.wrap = func(p provider.Provider) provider.Provider {
 					inner := p.(*local.Provider)
@@ -287,7 +293,10 @@ func TestErrorsTellTheNextStep(t *testing.T) {
 			assert.Contains(t, got.stderr, "next: ")
 			assert.NotContains(t, got.stderr, "hunter2")
 			assert.NotContains(t, got.stderr, "crawler:", "no user name and password")
-			w.wrap = nil
+			if name == "host that is refused" {
+				assert.NotContains(t, got.stderr, "removing", "nothing was made")
+			}
+			w.wrap, w.change = nil, nil
 			_ = w.run("rm", "--all")
 			assert.Empty(t, w.left())
 		})

@@ -239,7 +239,7 @@ func (r *removal) teller(ctx context.Context, id string) func(provider.Instance,
 		if err != nil {
 			text = fmt.Sprintf("not removed yet: %v", err)
 		}
-		if text != said && ctx.Err() == nil {
+		if text != said && ctx.Err() == nil && !errors.Is(err, provider.ErrPermanent) {
 			said = text
 			r.screen.say("%s: %s", id, text)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -178,9 +179,7 @@ func (u *upRun) stay(ctx context.Context, good []*boot) error {
 
 // undo removes what came to nothing, unless it is to be kept.
 func (u *upRun) undo(boots []*boot) error {
-	if len(boots) == 0 {
-		return nil
-	}
+	boots = slices.DeleteFunc(slices.Clone(boots), func(b *boot) bool { return b.nothing })
 	if !u.flags.keep {
 		return u.remove(boots)
 	}
@@ -195,17 +194,23 @@ func (u *upRun) undo(boots []*boot) error {
 // remove deletes what the boots made, until it is gone, the second interrupt
 // comes or patience ends.
 func (u *upRun) remove(boots []*boot) error {
+	if len(boots) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(u.insistence, u.patience)
 	defer cancel()
-	if len(boots) > 0 {
-		u.screen.say("removing what was made; Ctrl-C%s leaves it", u.another())
-	}
+	u.screen.say("removing what was made; Ctrl-C%s leaves it", u.another())
 	var running sync.WaitGroup
 	for _, b := range boots {
 		running.Go(func() { b.left = b.remove(ctx) })
 	}
 	running.Wait()
-	return errors.Join(u.late(ctx, boots), leftBehind(boots))
+	u.late(ctx, boots)
+	var errs []error
+	for _, b := range boots {
+		errs = append(errs, b.leftBehind())
+	}
+	return errors.Join(errs...)
 }
 
 // another tells which interrupt ends a.insistence.
@@ -216,29 +221,31 @@ func (a *app) another() string {
 	return " twice"
 }
 
-// late removes what a call that was cut off made after all.
-func (u *upRun) late(ctx context.Context, boots []*boot) error {
+// late removes what a call that was cut off made after all, and doubts where
+// that cannot be told.
+func (u *upRun) late(ctx context.Context, boots []*boot) {
 	found, err := u.p.ListByTag(ctx, u.app.flags.tag)
-	for _, in := range found {
-		i := slices.IndexFunc(boots, func(b *boot) bool { return b.name == in.Name })
-		if i >= 0 && boots[i].left == nil {
-			boots[i].id = in.ID
-			boots[i].left = boots[i].remove(ctx)
+	for _, b := range boots {
+		i := slices.IndexFunc(found, func(in provider.Instance) bool { return in.Name == b.name })
+		switch {
+		case b.left != nil:
+		case i >= 0:
+			b.id = found[i].ID
+			b.left = b.remove(ctx)
+		case b.id == "":
+			b.left = err
 		}
 	}
-	unsure := slices.ContainsFunc(boots, func(b *boot) bool { return b.id == "" })
-	if err == nil || !unsure {
-		return nil
-	}
-	return advise(fmt.Errorf("cannot tell whether something was made: %w", err), "see what there is: %s", u.command("ls"))
 }
 
-func leftBehind(boots []*boot) error {
-	var errs []error
-	for _, b := range boots {
-		if b.left != nil {
-			errs = append(errs, advise(fmt.Errorf("%s is left: %w", b.id, b.left), "remove it by: %s", b.command("rm", b.id)))
-		}
+// leftBehind is the error about what could not be removed.
+func (b *boot) leftBehind() error {
+	which := cmp.Or(b.id, b.name)
+	switch {
+	case b.left == nil:
+		return nil
+	case b.accepted:
+		return advise(fmt.Errorf("%s is left: %w", which, b.left), "remove it by: %s", b.command("rm", which))
 	}
-	return errors.Join(errs...)
+	return advise(fmt.Errorf("cannot tell whether something of %s was made: %w", which, b.left), "when the host answers: %s", b.command("rm", which))
 }

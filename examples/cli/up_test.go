@@ -146,6 +146,16 @@ func TestTheSecondInterruptLeavesAndTellsHowToRemove(t *testing.T) {
 	assert.Contains(t, got.stderr, "next: remove it by: egressctl --providers "+w.path("providers.yaml")+" rm "+id)
 }
 
+// A name that somebody else holds is left alone.
+func TestACollisionIsNotRemoved(t *testing.T) {
+	w := newWorld(t, local.HostConfig{})
+	require.Equal(t, exitOK, w.up().code)
+	got := w.up("--tag", "other")
+	assert.Equal(t, exitPermanent, got.code)
+	assert.Contains(t, got.stderr, "held by another tag or UID")
+	assert.Len(t, w.left(), 1)
+}
+
 func TestKeepLeavesWhatFailed(t *testing.T) {
 	w := newWorld(t, local.HostConfig{BootDelay: time.Hour})
 	got := w.up("--keep", "--timeout", "300ms")
