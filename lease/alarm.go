@@ -31,7 +31,7 @@ func (m *Memory) onAlarm() {
 func (m *Memory) handleLocked(about matter, now time.Time) {
 	switch {
 	case about.lease != nil:
-		m.expireLocked(about.lease)
+		m.expireLocked(about.lease, now)
 	case about.forget != "":
 		delete(m.ended, about.forget)
 	case about.face != nil:

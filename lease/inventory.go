@@ -3,8 +3,8 @@ package lease
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -23,6 +23,7 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 	s, known := m.slots[e.ID]
 	if known && s.endpoint.Generation == e.Generation && s.endpoint.URL.Equal(e.URL) {
 		s.endpoint = e.Clone()
+		m.moveGroupLocked(s)
 		m.wearLocked(s, e.EgressIP)
 		m.settleLocked(s, time.Now())
 		m.offerLocked(s) // new attributes may satisfy others
@@ -33,6 +34,7 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 		endpoint: e.Clone(), verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used, face: newFace(netip.Addr{}),
 	}
 	next.face.slots[next] = struct{}{}
+	next.group = m.index.groupOf(next.endpoint.Attributes)
 	if known {
 		m.retireLocked(s)
 		next.draining, next.former = s.draining, s.living()
@@ -42,10 +44,18 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 	return nil
 }
 
+// moveGroupLocked follows a change of attributes.
+func (m *Memory) moveGroupLocked(s *slot) {
+	if s.next != nil {
+		s.unlink() // settling lists it again
+	}
+	s.group = m.index.groupOf(s.endpoint.Attributes)
+}
+
 // retireLocked takes the slot out of all lists. Its leases go on.
 func (m *Memory) retireLocked(s *slot) {
 	if s.next != nil {
-		m.free.remove(s)
+		s.unlink()
 	}
 	m.alarms.Clear(&s.cooling)
 	if !s.face.address.IsValid() {
@@ -83,9 +93,9 @@ func (m *Memory) Remove(_ context.Context, id string) error {
 // revokeLocked ends the leases on a slot and its former ones.
 func (m *Memory) revokeLocked(s *slot) {
 	for ; s != nil; s = s.former {
-		for h := range maps.Clone(s.held) {
+		for _, h := range slices.Clone(s.held) {
 			m.stats.Revoked++
-			m.endLocked(h, ErrRevoked)
+			m.endLocked(h, ErrRevoked, time.Now())
 		}
 	}
 }

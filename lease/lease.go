@@ -33,7 +33,13 @@ type Lease struct {
 // the holder's request was sent, by the holder's clock. The transport is what
 // [Lease.Client] uses.
 func New(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) *Lease {
-	return &Lease{store: store, grant: grant, transport: transport, expiresAt: asked.Add(grant.TTL)}
+	l := &Lease{}
+	l.init(store, grant, asked, transport)
+	return l
+}
+
+func (l *Lease) init(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) {
+	l.store, l.grant, l.transport, l.expiresAt = store, grant, transport, asked.Add(grant.TTL)
 }
 
 // Key identifies the lease to its store.
@@ -150,7 +156,7 @@ func (l *Lease) ReleaseUnused(ctx context.Context) error {
 
 func (l *Lease) end(ctx context.Context, tell func(context.Context, Key) error) error {
 	l.mu.Lock()
-	ended := l.errLocked() != nil
+	ended := l.lost != nil
 	l.loseLocked(ErrReleased)
 	l.mu.Unlock()
 	if ended {

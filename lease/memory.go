@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,9 +98,9 @@ type Memory struct {
 	slots    map[string]*slot
 	faces    map[netip.Addr]*face
 	sessions map[string]*session
-	leases   map[string]*held
+	leases   map[int64]*held  // by token
 	ended    map[string]int64 // tokens of leases that expired or were revoked
-	free     freeList
+	index    index
 	waiters  list.List // of *waiter, in order of arrival
 	alarms   alarm.Clock[matter]
 	readers  map[chan Report]struct{}
@@ -119,7 +120,7 @@ type held struct {
 	granted  time.Time
 	deadline time.Time
 	alarm    alarm.Alarm[matter]
-	lease    *Lease
+	lease    Lease
 	used     uint64 // the slot's, before this lease
 }
 
@@ -132,7 +133,7 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 	m := &Memory{
 		cfg: cfg, log: cfg.Logger,
 		slots: map[string]*slot{}, faces: map[netip.Addr]*face{}, sessions: map[string]*session{},
-		prefix: rand.Text()[:16] + "-", leases: map[string]*held{}, ended: map[string]int64{},
+		prefix: rand.Text()[:16] + "-", leases: map[int64]*held{}, ended: map[string]int64{},
 		readers: map[chan Report]struct{}{}, outcomes: map[OutcomeKind]int64{},
 	}
 	m.alarms.Fire = m.onAlarm
@@ -219,17 +220,14 @@ func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
 	}
 	h.alarm.About.lease = h
 	ttl := m.ttl(req.TTL, h, now)
-	h.lease = New(m, Grant{
+	h.lease.init(m, Grant{
 		Key: h.key, Endpoint: s.endpoint, Holder: req.Holder, Domain: req.Domain, TTL: ttl,
 	}, now, m.cfg.Transport)
-	m.leases[h.key.ID] = h
-	if s.held == nil {
-		s.held = map[*held]struct{}{}
-	}
-	s.held[h] = struct{}{}
+	m.leases[h.key.Token] = h
+	s.held = append(s.held, h)
 	m.used++
 	s.used = m.used
-	m.free.remove(s)
+	s.unlink()
 	m.bindLocked(req.Session, s, now)
 	m.setDeadlineLocked(h, now.Add(ttl))
 	m.stats.Acquired++
@@ -237,7 +235,7 @@ func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
 		log.Info("leased", "endpoint", s.endpoint.ID, "holder", req.Holder, "domain", req.Domain, "token", h.key.Token, "ttl", ttl)
 	}
 	m.settleLocked(s, now)
-	return h.lease
+	return &h.lease
 }
 
 // ttl is what is granted of what a holder wants.
@@ -254,49 +252,54 @@ func (m *Memory) setDeadlineLocked(h *held, at time.Time) {
 }
 
 // findLocked returns the lease of that key, or why there is none.
-func (m *Memory) findLocked(key Key) (*held, error) {
+func (m *Memory) findLocked(key Key, now time.Time) (*held, error) {
 	if m.closed {
 		return nil, ErrClosed
 	}
-	if h, ok := m.leases[key.ID]; ok {
-		return m.checkLocked(h, key)
-	}
-	if token, ok := m.ended[key.ID]; ok && token == key.Token {
+	h, ok := m.leases[key.Token]
+	switch {
+	case ok && h.key.ID == key.ID:
+		return m.checkLocked(h, now)
+	case m.ended[key.ID] == key.Token && key.Token != 0:
 		return nil, ErrExpired
 	}
 	return nil, ErrNotHeld
 }
 
-// checkLocked returns the lease if the token is its own and its time has not
-// run out: the alarm for that may be late.
-func (m *Memory) checkLocked(h *held, key Key) (*held, error) {
-	if h.key.Token != key.Token {
-		return nil, ErrNotHeld
-	}
-	if !h.deadline.After(time.Now()) {
-		m.expireLocked(h)
+// isHeldLocked tells whether the ID is that of a lease, whatever the token.
+func (m *Memory) isHeldLocked(id string) bool {
+	text, ok := strings.CutPrefix(id, m.prefix)
+	token, err := strconv.ParseInt(text, 36, 64)
+	return ok && err == nil && m.leases[token] != nil
+}
+
+// checkLocked returns the lease if its time has not run out: the alarm for that
+// may be late.
+func (m *Memory) checkLocked(h *held, now time.Time) (*held, error) {
+	if !h.deadline.After(now) {
+		m.expireLocked(h, now)
 		return nil, ErrExpired
 	}
 	return h, nil
 }
 
-func (m *Memory) expireLocked(h *held) {
+func (m *Memory) expireLocked(h *held, now time.Time) {
 	m.stats.Expired++
-	m.endLocked(h, ErrExpired)
+	m.endLocked(h, ErrExpired, now)
 }
 
 // Renew implements [Store].
 func (m *Memory) Renew(_ context.Context, key Key, ttl time.Duration) (Grant, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h, err := m.findLocked(key)
+	now := time.Now()
+	h, err := m.findLocked(key, now)
 	if err != nil {
 		return Grant{}, err
 	}
-	now := time.Now()
 	ttl = m.ttl(ttl, h, now)
 	if ttl <= 0 {
-		m.expireLocked(h)
+		m.expireLocked(h, now)
 		return Grant{}, fmt.Errorf("%w: it reached the longest lifetime, %v", ErrExpired, m.cfg.MaxLifetime)
 	}
 	m.setDeadlineLocked(h, now.Add(ttl))
@@ -319,8 +322,9 @@ func (m *Memory) ReleaseUnused(_ context.Context, key Key) error {
 func (m *Memory) release(key Key, unused bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h, err := m.findLocked(key)
-	if errors.Is(err, ErrNotHeld) && m.leases[key.ID] == nil {
+	now := time.Now()
+	h, err := m.findLocked(key, now)
+	if errors.Is(err, ErrNotHeld) && !m.isHeldLocked(key.ID) {
 		return nil
 	}
 	if err != nil {
@@ -330,14 +334,13 @@ func (m *Memory) release(key Key, unused bool) error {
 		h.slot.used = h.used
 	}
 	m.stats.Released++
-	m.endLocked(h, ErrReleased)
+	m.endLocked(h, ErrReleased, now)
 	return nil
 }
 
 // endLocked ends a lease for the reason given.
-func (m *Memory) endLocked(h *held, cause error) {
-	now := time.Now()
-	delete(m.leases, h.key.ID)
+func (m *Memory) endLocked(h *held, cause error, now time.Time) {
+	delete(m.leases, h.key.Token)
 	m.alarms.Clear(&h.alarm)
 	h.lease.Lose(cause)
 	if log := m.log.V(1); log.Enabled() {
@@ -347,7 +350,7 @@ func (m *Memory) endLocked(h *held, cause error) {
 		m.rememberLocked(h, now)
 		h.slot.coolUntil = later(h.slot.coolUntil, now.Add(m.cfg.LockDelay))
 	}
-	delete(h.slot.held, h)
+	h.slot.dropHeld(h)
 	m.settleLocked(h.slot, now)
 }
 
@@ -359,6 +362,10 @@ func (m *Memory) rememberLocked(h *held, now time.Time) {
 	m.alarms.Set(&alarm.Alarm[matter]{About: matter{forget: h.key.ID}}, now.Add(memory))
 }
 
+func (s *slot) dropHeld(h *held) {
+	s.held = slices.DeleteFunc(s.held, func(other *held) bool { return other == h })
+}
+
 // Report implements [Store].
 func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 	if err := o.Validate(); err != nil {
@@ -366,8 +373,9 @@ func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h, err := m.findLocked(key)
-	if errors.Is(err, ErrClosed) || err != nil && m.leases[key.ID] != nil {
+	now := time.Now()
+	h, err := m.findLocked(key, now)
+	if errors.Is(err, ErrClosed) || err != nil && m.isHeldLocked(key.ID) {
 		return err
 	}
 	m.outcomes[o.Kind]++
@@ -378,7 +386,7 @@ func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 	if o.Domain = canonicalDomain(o.Domain); o.Domain == "" {
 		o.Domain = h.domain
 	}
-	m.applyLocked(h, o, time.Now())
+	m.applyLocked(h, o, now)
 	return nil
 }
 

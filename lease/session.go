@@ -24,7 +24,15 @@ func (m *Memory) pickLocked(req *Request, now time.Time) *slot {
 		}
 		return nil
 	}
-	return m.free.first(req, now)
+	return m.firstLocked(req, now)
+}
+
+// firstLocked returns the least recently used free slot that satisfies the request.
+func (m *Memory) firstLocked(req *Request, now time.Time) *slot {
+	if len(req.Selector) > 0 && m.index.learn(req.Selector) {
+		m.regroupLocked()
+	}
+	return m.index.first(req, now)
 }
 
 // boundLocked returns the slot that the request's session is to stay with.
@@ -73,7 +81,7 @@ func (m *Memory) moveLocked(e *list.Element, from *slot) (served bool) {
 	if !ok || s.slot != from || m.boundLocked(&w.req, now) != nil {
 		return false
 	}
-	free := m.free.first(&w.req, now)
+	free := m.firstLocked(&w.req, now)
 	if free == nil {
 		return false
 	}

@@ -16,8 +16,9 @@ type slot struct {
 	former   *slot
 	used     uint64 // when it was used last, or came in; see Memory.used
 	face     *face
+	group    *group
 
-	held map[*held]struct{}
+	held []*held
 	// proven is whether a holder reported OK since it came in, and since its
 	// last fault. Until then it has one holder at a time.
 	proven     bool
@@ -75,7 +76,7 @@ func (m *Memory) place(s *slot, c *Counts, req *Request, now time.Time) *int {
 
 func (s *slot) status(now time.Time) Status {
 	st := Status{Endpoint: s.endpoint.Clone(), Verdict: s.verdict, Draining: s.draining, Probation: !s.proven}
-	for h := range s.held {
+	for _, h := range s.held {
 		st.Leases = append(st.Leases, Holding{ID: h.key.ID, Holder: h.holder, Domain: h.domain, ExpiresAt: h.deadline})
 	}
 	if s.coolUntil.After(now) {
@@ -97,7 +98,7 @@ func (m *Memory) freeAt(s *slot, domain string) time.Time {
 	at := s.coolUntil
 	if len(s.held) >= m.capacity(s) {
 		var first time.Time
-		for h := range s.held {
+		for _, h := range s.held {
 			if first.IsZero() || h.deadline.Before(first) {
 				first = h.deadline
 			}
@@ -108,42 +109,4 @@ func (m *Memory) freeAt(s *slot, domain string) time.Time {
 		at = later(at, b.until)
 	}
 	return at
-}
-
-// freeList holds the leasable slots, least recently used first, as a ring
-// around root.
-type freeList struct{ root slot }
-
-func (l *freeList) init() {
-	if l.root.next == nil {
-		l.root.next, l.root.prev = &l.root, &l.root
-	}
-}
-
-// first returns the least recently used slot that satisfies the request.
-func (l *freeList) first(req *Request, now time.Time) *slot {
-	l.init()
-	for s := l.root.next; s != &l.root; s = s.next {
-		if s.satisfies(req, now) {
-			return s
-		}
-	}
-	return nil
-}
-
-// insert puts the slot at its place by use. Most come back as the most recently
-// used, so it looks from the end.
-func (l *freeList) insert(s *slot) {
-	l.init()
-	after := l.root.prev
-	for after != &l.root && after.used > s.used {
-		after = after.prev
-	}
-	s.prev, s.next = after, after.next
-	after.next.prev, after.next = s, s
-}
-
-func (l *freeList) remove(s *slot) {
-	s.prev.next, s.next.prev = s.next, s.prev
-	s.prev, s.next = nil, nil
 }

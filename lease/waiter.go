@@ -71,10 +71,10 @@ func (m *Memory) settleLocked(s *slot, now time.Time) {
 	listed, free := s.next != nil, m.leasable(s, now)
 	switch {
 	case free && !listed:
-		m.free.insert(s)
+		s.group.free.insert(s)
 		m.offerLocked(s)
 	case !free && listed:
-		m.free.remove(s)
+		s.unlink()
 	}
 	if !s.usable(now) {
 		m.moveSessionsLocked(s)

@@ -1,0 +1,82 @@
+// Command bench measures this library beside its peers, in one run, and ends with
+// one line for each target:
+//
+//	ratio NAME VALUE target <= NUMBER ok|short
+//
+// Rounds of both sides alternate, and medians are compared. docs/benchmarks.md
+// explains each name.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// target is one promise: a ratio, or a plain figure, and its bound.
+type target struct {
+	name string
+	op   string // "<=" or ">="
+	want float64
+	// measure returns the value and what it was made of.
+	measure func() (value float64, detail string, err error)
+}
+
+// skipped is the error of a measurement whose peer is not installed.
+type skipped string
+
+func (s skipped) Error() string { return string(s) }
+
+func main() {
+	only := flag.String("run", "", "measure only the names that match this `regexp`")
+	flag.Parse()
+	pattern, err := regexp.Compile(*only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench: -run:", err)
+		os.Exit(2)
+	}
+	fmt.Printf("%s %s/%s, %d CPUs, %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
+	var lines []string
+	for _, t := range slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets) {
+		if pattern.MatchString(t.name) {
+			lines = append(lines, run(t))
+		}
+	}
+	fmt.Println()
+	fmt.Println(strings.Join(lines, "\n"))
+}
+
+func run(t target) string {
+	fmt.Printf("%s ...\n", t.name)
+	value, detail, err := t.measure()
+	if err != nil {
+		if _, ok := err.(skipped); ok {
+			return fmt.Sprintf("skipped %s: %v", t.name, err)
+		}
+		return fmt.Sprintf("failed %s: %v", t.name, err)
+	}
+	fmt.Printf("  %s\n", detail)
+	verdict := "short"
+	if t.op == "<=" && value <= t.want || t.op == ">=" && value >= t.want {
+		verdict = "ok"
+	}
+	return fmt.Sprintf("ratio %s %.3g target %s %g %s", t.name, value, t.op, t.want, verdict)
+}
+
+// processor names the CPU, where the system tells.
+func processor() string {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "processor not known"
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return "processor not known"
+}

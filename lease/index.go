@@ -1,0 +1,164 @@
+package lease
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxIndexed is how many attributes are indexed. A selector on more than those
+// that came first looks at every free slot.
+const maxIndexed = 16
+
+// index groups the free slots by the attributes that selectors have asked for, so
+// that a selector is matched once for each group and not for each slot. The
+// store's lock guards it.
+type index struct {
+	keys   []string
+	groups map[string]*group
+	// alone is the group where there is only one, as without selectors.
+	alone *group
+}
+
+// group holds the free slots whose indexed attributes are the same.
+type group struct {
+	attributes map[string]string // the indexed ones
+	free       freeList
+}
+
+// groupOf returns the group for those attributes.
+func (x *index) groupOf(attributes map[string]string) *group {
+	name := x.project(attributes)
+	if g, ok := x.groups[name]; ok {
+		return g
+	}
+	g := &group{attributes: map[string]string{}}
+	for _, key := range x.keys {
+		if value, ok := attributes[key]; ok {
+			g.attributes[key] = value
+		}
+	}
+	if x.groups == nil {
+		x.groups = map[string]*group{}
+	}
+	x.groups[name] = g
+	x.alone = nil
+	if len(x.groups) == 1 {
+		x.alone = g
+	}
+	return g
+}
+
+// project is the name of the group: the values of the indexed attributes, each
+// marked as there or not.
+func (x *index) project(attributes map[string]string) string {
+	if len(x.keys) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	for _, key := range x.keys {
+		value, ok := attributes[key]
+		if ok {
+			b.WriteString("=" + value)
+		}
+		b.WriteByte(0)
+	}
+	return b.String()
+}
+
+// learn makes the selector's attributes indexed, as far as there is room, and
+// tells whether any was not: then the slots must be grouped anew.
+func (x *index) learn(s Selector) (changed bool) {
+	for i := range s {
+		if len(x.keys) < maxIndexed && !slices.Contains(x.keys, s[i].Key) {
+			x.keys = append(x.keys, s[i].Key)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// covers tells whether matching a group is matching all of its slots.
+func (x *index) covers(s Selector) bool {
+	for i := range s {
+		if !slices.Contains(x.keys, s[i].Key) {
+			return false
+		}
+	}
+	return true
+}
+
+// first returns the least recently used free slot that satisfies the request.
+func (x *index) first(req *Request, now time.Time) *slot {
+	if x.alone != nil && len(req.Selector) == 0 {
+		return x.alone.free.first(req, true, now)
+	}
+	covered := x.covers(req.Selector)
+	var best *slot
+	for _, g := range x.groups {
+		if covered && !req.Selector.Matches(g.attributes) {
+			continue
+		}
+		if s := g.free.first(req, covered, now); s != nil && (best == nil || s.used < best.used) {
+			best = s
+		}
+	}
+	return best
+}
+
+// regroupLocked groups all slots anew, after the indexed attributes have changed.
+func (m *Memory) regroupLocked() {
+	m.index.groups, m.index.alone = nil, nil
+	var free []*slot
+	for _, s := range m.slots {
+		if s.next != nil {
+			s.unlink()
+			free = append(free, s)
+		}
+		s.group = m.index.groupOf(s.endpoint.Attributes)
+	}
+	slices.SortFunc(free, func(a, b *slot) int { return cmp.Compare(a.used, b.used) })
+	for _, s := range free {
+		s.group.free.insert(s)
+	}
+}
+
+// freeList holds free slots, least recently used first, as a ring around root.
+type freeList struct{ root slot }
+
+func (l *freeList) init() {
+	if l.root.next == nil {
+		l.root.next, l.root.prev = &l.root, &l.root
+	}
+}
+
+// first returns the least recently used slot that satisfies the request. With
+// matched, the selector is known to match.
+func (l *freeList) first(req *Request, matched bool, now time.Time) *slot {
+	l.init()
+	for s := l.root.next; s != &l.root; s = s.next {
+		if !s.face.blockedFor(req.Domain, now) && (matched || req.Selector.Matches(s.endpoint.Attributes)) {
+			return s
+		}
+	}
+	return nil
+}
+
+// insert puts the slot at its place by use. Most come back as the most recently
+// used, so it looks from the end.
+func (l *freeList) insert(s *slot) {
+	l.init()
+	after := l.root.prev
+	for after != &l.root && after.used > s.used {
+		after = after.prev
+	}
+	s.prev, s.next = after, after.next
+	after.next.prev, after.next = s, s
+}
+
+// unlink takes the slot out of its list.
+func (s *slot) unlink() {
+	s.prev.next, s.next.prev = s.next, s.prev
+	s.prev, s.next = nil, nil
+}
