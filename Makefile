@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lint cross demo ci lab lab-test lab-down test-integration-kvm
+.PHONY: help test lint cross demo bench ci lab lab-test lab-down test-integration-kvm
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,10 +16,13 @@ lint: ## Format, dependencies and linters.
 cross: ## Check that every module builds for Linux and macOS.
 	@scripts/cross
 
+bench: ## Measure beside peers; RUN=REGEXP for some of it.
+	@cd bench && go run . -run "$(RUN)"
+
 lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 	@lab/up
 
-lab-test: ## Prove the kvm provider on the lab (FULL=1 for everything).
+lab-test: ## Prove the kvm provider and a crawl through a VM on the lab.
 	@scripts/lab-test
 
 lab-down: ## End the lab.
