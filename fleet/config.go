@@ -23,8 +23,13 @@ type Config struct {
 	Tag string
 	// Size is how many healthy proxies are wanted. Zero keeps none.
 	Size int
+	// MaxAge replaces proxies that are older, see [Pool.MaxAge].
+	MaxAge time.Duration
+	// Pools, instead of Size, MaxAge and Request, are several kinds of proxies.
+	Pools []Pool
 	// MaxSize is a hard ceiling on instances, counting those that are being made
-	// or deleted, or cannot be seen; Size and a fifth of it, rounded up, if zero.
+	// or deleted, or cannot be seen; what is wanted and a fifth of it, rounded up,
+	// if zero.
 	MaxSize int
 	// MaxCreating bounds the instances that are being made, from Create until
 	// they run; 4 if zero.
@@ -81,12 +86,9 @@ func (c Config) withDefaults() (Config, error) {
 	problems.Within("tag", provider.ValidTag(c.Tag))
 	problems.Require(c.Endpoint != nil, "endpoint", "give the function that tells an instance's proxy")
 	problems.Require(c.Inventory != nil, "inventory", "give the store that the endpoints go to")
-	if c.Size < 0 {
-		problems.Add("size", c.Size, "must not be negative")
-	}
-	c.MaxSize = cmp.Or(c.MaxSize, c.Size+share(c.Size))
-	if c.MaxSize < c.Size {
-		problems.Add("maxSize", c.MaxSize, fmt.Sprintf("must be at least size, %d", c.Size))
+	c = c.withPools(&problems)
+	if c.MaxSize != 0 && c.MaxSize < c.Size {
+		problems.Add("maxSize", c.MaxSize, fmt.Sprintf("must be at least what is wanted, %d", c.Size))
 	}
 	c.MaxCreating = cmp.Or(c.MaxCreating, 4)
 	if c.MaxCreating < 0 {

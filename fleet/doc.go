@@ -26,6 +26,10 @@
 //     a few at a time: a fifth of the fleet, and one by one while more than half
 //     of it is unhealthy. A blip destroys nothing.
 //
+// A fleet may have several [Pool]s, which [Fleet.Resize] changes while it runs;
+// [Fleet.Replace] ends one instance, and MaxAge each in its time. What is too many
+// ends idle first, and never breaks a lease.
+//
 // Before an instance is deleted its endpoint is drained: no new leases, and time
 // for those that are held. A proxy fault that a holder reports leads to an early
 // probe, never to a deletion by itself.

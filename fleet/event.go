@@ -67,6 +67,7 @@ type Status struct {
 	UID        string
 	ID         string // empty until the place is known
 	EndpointID string // empty before PhaseServing
+	Pool       string // its name
 	Placement  provider.Placement
 	Phase      Phase
 	// Since is when it entered the phase.

@@ -42,8 +42,13 @@ type Fleet struct {
 	nextList   time.Time
 	destroying bool
 	forgotten  map[string]time.Time // UIDs by when they were, since the list before last
-	stillborn  int                  // instances in a row that ended without ever being healthy
-	growAfter  time.Time
+	pools      map[string]*pool
+	poolOrder  []*pool
+	// leased are the endpoints that were at leasedAt; asking while that is found out.
+	leased   map[string]bool
+	leasedAt time.Time
+	asking   bool
+	stray    *pool // of adopted instances whose pool is no more
 }
 
 // New starts a fleet. Close it. The error lists all that is wrong with cfg.
@@ -55,7 +60,11 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, kick: make(chan struct{}, 1),
 		members: map[string]*member{}, byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
-		began: time.Now(),
+		began: time.Now(), pools: map[string]*pool{}, stray: &pool{},
+	}
+	for _, p := range cfg.Pools {
+		state := &pool{Pool: p}
+		f.pools[p.Name], f.poolOrder = state, append(f.poolOrder, state)
 	}
 	cfg.Health = f.followed(cfg.Health)
 	if f.engine, err = health.NewEngine(cfg.Health); err != nil {
@@ -258,7 +267,7 @@ func (f *Fleet) onTransition(t health.Transition) error {
 	m.verdict = t.Verdict
 	if t.Verdict.Health == endpoint.Healthy {
 		m.wasHealthy = true
-		f.stillborn, f.growAfter = 0, time.Time{}
+		m.pool.stillborn, m.pool.growAfter = 0, time.Time{}
 	}
 	f.eventLocked(m, Event{Type: Verdict, Health: t.Verdict.Health, Reason: t.Verdict.Reason})
 	f.wake()

@@ -140,7 +140,7 @@ func TestConfigReportsEveryBadValue(t *testing.T) {
 	_, err := fleet.New(fleet.Config{Tag: "X", Size: -1, MaxSize: -5, PollInterval: -1})
 	for _, want := range []string{
 		"provider: give", `tag: "X": must be`, "endpoint: give", "inventory: give",
-		"size: -1: must not be negative", "maxSize: -5: must be at least size", "pollInterval: -1ns",
+		"size: -1: must not be negative", "maxSize: -5: must be at least what is wanted", "pollInterval: -1ns",
 	} {
 		assert.ErrorContains(t, err, want)
 	}

@@ -14,6 +14,7 @@ import (
 type member struct {
 	uid     string
 	id      string
+	pool    *pool
 	req     provider.CreateRequest // what Config.Request said, once asked
 	phase   Phase
 	since   time.Time // in this phase
@@ -38,13 +39,15 @@ type member struct {
 	// patient lets leases end in their own time, however long: it is surplus,
 	// not broken.
 	patient bool
-	// repair counts it against the budget for replacing unhealthy ones.
+	// repair counts it against the budget for replacing what is unhealthy or old.
 	repair bool
+	// wanted is why the caller wants it replaced, if so.
+	wanted string
 }
 
 func (m *member) status() Status {
 	return Status{
-		UID: m.uid, ID: m.id, EndpointID: m.endpointID, Placement: m.req.Placement,
+		UID: m.uid, ID: m.id, EndpointID: m.endpointID, Pool: m.pool.Name, Placement: m.req.Placement,
 		Phase: m.phase, Since: m.since, State: m.state, Verdict: m.verdict, Reason: m.reason,
 	}
 }
@@ -88,7 +91,7 @@ func (f *Fleet) create(m *member) step {
 	return func(ctx context.Context) func(time.Time) {
 		if !asked {
 			var err error
-			if req, err = f.request(m.uid); err != nil {
+			if req, err = m.pool.request(m.uid, f.cfg.Tag); err != nil {
 				return func(now time.Time) { f.failedLocked(m, now, "Request", err) }
 			}
 			f.mu.Lock()
@@ -100,14 +103,6 @@ func (f *Fleet) create(m *member) step {
 		id, err := f.cfg.Provider.Create(ctx, req)
 		return func(now time.Time) { f.createdLocked(m, now, id, err) }
 	}
-}
-
-func (f *Fleet) request(uid string) (req provider.CreateRequest, err error) {
-	if f.cfg.Request != nil {
-		req, err = f.cfg.Request(uid)
-	}
-	req.UID, req.Tag = uid, f.cfg.Tag
-	return req, err
 }
 
 func (f *Fleet) createdLocked(m *member, now time.Time, id string, err error) {
@@ -213,6 +208,7 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	if e.ID == "" {
 		e.ID = in.Name
 	}
+	e.Attributes = m.pool.attributes(e.Attributes)
 	f.mu.Lock()
 	same := m.endpointID == e.ID && m.endpoint.URL.Equal(e.URL)
 	e.Generation = m.generation
@@ -270,8 +266,8 @@ func (f *Fleet) slowDownLocked(m *member, now time.Time) {
 	if m.wasHealthy {
 		return
 	}
-	f.stillborn++
-	f.growAfter = now.Add(min(f.cfg.PollInterval<<min(f.stillborn, 20), 5*time.Minute))
+	m.pool.stillborn++
+	m.pool.growAfter = now.Add(min(f.cfg.PollInterval<<min(m.pool.stillborn, 20), 5*time.Minute))
 }
 
 // drain waits for leases to end, but not for ever.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -34,65 +35,115 @@ func (f *Fleet) reconcileLocked(now time.Time) time.Time {
 
 // growLocked records new members for what is missing, within all limits.
 func (f *Fleet) growLocked(now time.Time) {
-	if f.growAfter.After(now) {
-		return
-	}
-	live, creating := f.countLocked()
-	for live < f.cfg.Size && creating < f.cfg.MaxCreating && len(f.members) < f.cfg.MaxSize {
-		m := &member{uid: rand.Text(), created: now}
-		m.enter(PhaseCreating, now, "")
-		f.members[m.uid] = m
-		f.eventLocked(m, Event{Type: Creating})
-		live, creating = live+1, creating+1
-	}
-}
-
-func (f *Fleet) countLocked() (live, creating int) {
-	for _, m := range f.members {
-		if m.live() {
-			live++
-		}
-		if m.phase == PhaseCreating || m.phase == PhaseBooting {
+	creating := f.creatingLocked()
+	for _, p := range f.poolOrder {
+		for live := f.liveLocked(p); live < p.Size; live++ {
+			if p.growAfter.After(now) || creating >= f.cfg.MaxCreating || len(f.members) >= f.ceilingLocked() {
+				break
+			}
+			m := &member{uid: rand.Text(), created: now, pool: p}
+			m.enter(PhaseCreating, now, "")
+			f.members[m.uid] = m
+			f.eventLocked(m, Event{Type: Creating})
 			creating++
 		}
 	}
-	return live, creating
 }
 
-// shrinkLocked condemns what is more than wanted, as an adoption may bring: what
-// does not serve before what does, the oldest first. Leases end in their own
-// time.
-func (f *Fleet) shrinkLocked(now time.Time) {
-	live, _ := f.countLocked()
-	candidates := f.orderLocked()
-	slices.SortStableFunc(candidates, func(a, b *member) int {
-		return cmp.Compare(rank(a), rank(b))
-	})
-	for _, m := range candidates {
-		if live <= f.cfg.Size {
-			return
+func (f *Fleet) creatingLocked() (n int) {
+	for _, m := range f.members {
+		if m.phase == PhaseCreating || m.phase == PhaseBooting {
+			n++
 		}
-		if m.live() && !m.busy && !m.unseen {
-			m.patient = true
-			f.replaceLocked(m, now, "more instances exist than are wanted")
-			live--
+	}
+	return n
+}
+
+func (f *Fleet) liveLocked(p *pool) (n int) {
+	for _, m := range f.members {
+		if m.live() && m.pool == p {
+			n++
+		}
+	}
+	return n
+}
+
+// shrinkLocked condemns what is more than wanted, as an adoption or a smaller size
+// may bring: what does not serve before what does, the idle before the leased,
+// the oldest first. Leases end in their own time.
+func (f *Fleet) shrinkLocked(now time.Time) {
+	for _, p := range append(slices.Clone(f.poolOrder), f.stray) {
+		surplus := f.liveLocked(p) - p.Size
+		if surplus <= 0 || !f.leasedKnownLocked(now) {
+			continue
+		}
+		for _, m := range f.victimsLocked(p) {
+			if surplus > 0 && !m.busy && !m.unseen {
+				m.patient = true
+				f.replaceLocked(m, now, "more instances exist than are wanted")
+				surplus--
+			}
 		}
 	}
 }
 
-func rank(m *member) int {
+// victimsLocked are the live members of a pool, the first to go first.
+func (f *Fleet) victimsLocked(p *pool) []*member {
+	all := slices.DeleteFunc(f.orderLocked(), func(m *member) bool { return m.pool != p || !m.live() })
+	slices.SortStableFunc(all, func(a, b *member) int {
+		return cmp.Compare(f.rankLocked(a), f.rankLocked(b))
+	})
+	return all
+}
+
+// leasedKnownLocked tells whether the fleet knows which endpoints are leased, and
+// asks if it does not. An inventory that is no store cannot tell.
+func (f *Fleet) leasedKnownLocked(now time.Time) bool {
+	store, ok := f.cfg.Inventory.(lease.Store)
+	if !ok || now.Sub(f.leasedAt) < f.cfg.PollInterval {
+		return true
+	}
+	if !f.asking {
+		f.asking = true
+		f.work.Go(func() { f.askLeased(store) })
+	}
+	return false
+}
+
+func (f *Fleet) askLeased(store lease.Store) {
+	ctx, cancel := context.WithTimeout(f.ctx, f.cfg.CallTimeout)
+	defer cancel()
+	list, err := store.List(ctx)
+	leased := map[string]bool{}
+	for _, s := range list {
+		leased[s.Endpoint.ID] = len(s.Leases) > 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asking = false
+	if err == nil {
+		f.leased, f.leasedAt = leased, time.Now()
+		f.wake()
+	}
+}
+
+func (f *Fleet) rankLocked(m *member) int {
 	switch {
 	case m.phase != PhaseServing:
 		return 0
 	case m.verdict.Health != endpoint.Healthy:
 		return 1
+	case !f.leased[m.endpointID]:
+		return 2
 	}
-	return 2
+	return 3
 }
 
-// repairLocked condemns proxies that stay unhealthy, as far as the budget goes.
+// repairLocked condemns what the caller wants replaced, and, as far as the budget
+// goes, proxies that stay unhealthy or are too old.
 func (f *Fleet) repairLocked(now time.Time) {
-	unhealthy, repairs, budget := 0, 0, share(f.cfg.Size)
+	wanted := f.wantedLocked()
+	unhealthy, repairs, budget := 0, 0, share(wanted)
 	for _, m := range f.members {
 		if m.phase == PhaseServing && m.verdict.Health != endpoint.Healthy {
 			unhealthy++
@@ -101,19 +152,39 @@ func (f *Fleet) repairLocked(now time.Time) {
 			repairs++
 		}
 	}
-	if 2*unhealthy > f.cfg.Size {
+	if 2*unhealthy > wanted {
 		budget = 1
 	}
 	for _, m := range f.orderLocked() {
-		if repairs >= budget {
-			return
+		if m.busy {
+			continue
 		}
-		if reason := f.brokenFor(m, now); reason != "" && !m.busy && f.confirmed(m) {
+		if m.wanted != "" && m.live() {
+			f.replaceLocked(m, now, m.wanted)
+			continue
+		}
+		reason := f.brokenFor(m, now)
+		confirmed := reason != "" && f.confirmed(m)
+		if reason == "" && unhealthy == 0 {
+			reason = f.tooOld(m, now)
+			confirmed = reason != ""
+		}
+		if confirmed && repairs < budget {
 			m.repair = true
 			repairs++
 			f.replaceLocked(m, now, reason)
 		}
 	}
+}
+
+// tooOld says that a member has reached its age, if so. Age waits until all that
+// serve are healthy.
+func (f *Fleet) tooOld(m *member, now time.Time) string {
+	limit := m.pool.ageLimit(m.uid)
+	if limit == 0 || m.phase != PhaseServing || now.Sub(m.created) < limit {
+		return ""
+	}
+	return fmt.Sprintf("it is older than %v", limit.Round(time.Second))
 }
 
 // brokenFor says why a serving member is to be replaced for its health, if so.
@@ -194,8 +265,10 @@ func (f *Fleet) startLocked(ctx context.Context, m *member) {
 // unhealthy proxy.
 func (f *Fleet) nextLocked(now time.Time) time.Time {
 	next := f.nextList
-	if f.growAfter.After(now) {
-		next = earlier(next, f.growAfter)
+	for _, p := range f.poolOrder {
+		if p.growAfter.After(now) {
+			next = earlier(next, p.growAfter)
+		}
 	}
 	for _, m := range f.members {
 		if !m.busy {
@@ -276,7 +349,10 @@ func (f *Fleet) adoptLocked(in provider.Instance, listed time.Time) {
 	now := time.Now()
 	m := &member{
 		uid: in.UID, id: in.ID, created: cmp.Or(in.CreatedAt, listed),
-		req: provider.CreateRequest{UID: in.UID, Tag: in.Tag}, unseen: true,
+		req: provider.CreateRequest{UID: in.UID, Tag: in.Tag}, unseen: true, pool: f.pools[in.Metadata[poolKey]],
+	}
+	if m.pool == nil {
+		m.pool = f.stray // of a pool that is no more: it ends with its leases
 	}
 	m.enter(PhaseBooting, now, "")
 	m.saw(in.State, now)
