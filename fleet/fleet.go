@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,7 @@ type Fleet struct {
 	nextList   time.Time
 	destroying bool
 	forgotten  map[string]time.Time // UIDs by when they were, since the list before last
+	counts     map[EventType]int64
 	pools      map[string]*pool
 	poolOrder  []*pool
 	// leased are the endpoints that were at leasedAt; asking while that is found out.
@@ -60,7 +62,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, kick: make(chan struct{}, 1),
 		members: map[string]*member{}, byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
-		began: time.Now(), pools: map[string]*pool{}, stray: &pool{},
+		began: time.Now(), counts: map[EventType]int64{}, pools: map[string]*pool{}, stray: &pool{},
 	}
 	for _, p := range cfg.Pools {
 		state := &pool{Pool: p}
@@ -285,9 +287,17 @@ func (f *Fleet) onEgressChange(c health.EgressChange) {
 	}
 }
 
+// EventCounts returns how many events of each type there were.
+func (f *Fleet) EventCounts() map[EventType]int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.counts)
+}
+
 // eventLocked logs an event and queues it for the hook.
 func (f *Fleet) eventLocked(m *member, e Event) {
 	e.Time = time.Now()
+	f.counts[e.Type]++
 	if m != nil {
 		e.UID, e.ID = m.uid, m.id
 	}

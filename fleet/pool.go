@@ -166,3 +166,14 @@ func (p *pool) attributes(own map[string]string) map[string]string {
 	maps.Copy(all, own)
 	return all
 }
+
+// Sizes returns how many proxies are wanted of each pool.
+func (f *Fleet) Sizes() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sizes := map[string]int{}
+	for name, p := range f.pools {
+		sizes[name] = p.Size
+	}
+	return sizes
+}

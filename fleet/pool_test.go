@@ -121,10 +121,10 @@ func TestTheOldAreReplacedAFewAtATime(t *testing.T) {
 		w.cfg.MaxAge = time.Hour
 		w.start()
 		w.ready(10)
-		time.Sleep(53 * time.Minute)
+		time.Sleep(50 * time.Minute)
 		assert.Zero(t, w.count(fleet.Replacing))
 		least := 10
-		for range 20 * 6 {
+		for range 25 * 6 {
 			time.Sleep(10 * time.Second)
 			least = min(least, w.healthy())
 		}

@@ -53,6 +53,9 @@ var rules = map[string]rule{
 	"lease":                    {imports: []string{"endpoint", "internal/alarm", "internal/check"}, modules: []string{"github.com/go-logr/logr"}},
 	"lease/leasehttp":          {imports: []string{"endpoint", "internal/check", "lease"}, modules: []string{"github.com/go-logr/logr"}},
 	"lease/leasetest":          {imports: []string{"endpoint", "lease"}, modules: []string{"github.com/go-logr/logr"}},
+	"lease/leasemetrics":       {imports: []string{"lease"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
+	"health/healthmetrics":     {imports: []string{"endpoint", "health"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
+	"fleet/fleetmetrics":       {imports: []string{"endpoint", "fleet"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
 	"kvm":                      {imports: []string{"cloudinit", "internal/check", "provider"}, modules: kvmModules},
 }
