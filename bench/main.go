@@ -33,7 +33,12 @@ func (s skipped) Error() string { return string(s) }
 
 func main() {
 	only := flag.String("run", "", "measure only the names that match this `regexp`")
+	farm := flag.Bool("farm", false, "serve the proxies that the others probe; used by this program itself")
 	flag.Parse()
+	if *farm {
+		serveFarm()
+		return
+	}
 	pattern, err := regexp.Compile(*only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench: -run:", err)
