@@ -17,8 +17,7 @@ const maxIndexed = 16
 type index struct {
 	keys   []string
 	groups map[string]*group
-	// alone is the group where there is only one, as without selectors.
-	alone *group
+	all    []*group
 }
 
 // group holds the free slots whose indexed attributes are the same.
@@ -43,10 +42,7 @@ func (x *index) groupOf(attributes map[string]string) *group {
 		x.groups = map[string]*group{}
 	}
 	x.groups[name] = g
-	x.alone = nil
-	if len(x.groups) == 1 {
-		x.alone = g
-	}
+	x.all = append(x.all, g)
 	return g
 }
 
@@ -91,12 +87,9 @@ func (x *index) covers(s Selector) bool {
 
 // first returns the least recently used free slot that satisfies the request.
 func (x *index) first(req *Request, now time.Time) *slot {
-	if x.alone != nil && len(req.Selector) == 0 {
-		return x.alone.free.first(req, true, now)
-	}
 	covered := x.covers(req.Selector)
 	var best *slot
-	for _, g := range x.groups {
+	for _, g := range x.all {
 		if covered && !req.Selector.Matches(g.attributes) {
 			continue
 		}
@@ -109,7 +102,7 @@ func (x *index) first(req *Request, now time.Time) *slot {
 
 // regroupLocked groups all slots anew, after the indexed attributes have changed.
 func (m *Memory) regroupLocked() {
-	m.index.groups, m.index.alone = nil, nil
+	m.index.groups, m.index.all = nil, nil
 	var free []*slot
 	for _, s := range m.slots {
 		if s.next != nil {

@@ -16,7 +16,7 @@ import (
 type Lease struct {
 	store     Store
 	grant     Grant
-	transport endpoint.TransportConfig
+	transport *endpoint.TransportConfig // never changed
 
 	mu        sync.Mutex
 	expiresAt time.Time
@@ -34,11 +34,11 @@ type Lease struct {
 // [Lease.Client] uses.
 func New(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) *Lease {
 	l := &Lease{}
-	l.init(store, grant, asked, transport)
+	l.init(store, grant, asked, &transport)
 	return l
 }
 
-func (l *Lease) init(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) {
+func (l *Lease) init(store Store, grant Grant, asked time.Time, transport *endpoint.TransportConfig) {
 	l.store, l.grant, l.transport, l.expiresAt = store, grant, transport, asked.Add(grant.TTL)
 }
 
@@ -177,7 +177,7 @@ func (l *Lease) loseLocked(cause error) {
 	if l.lost != nil {
 		return
 	}
-	l.lost = &lostError{cause}
+	l.lost = lost(cause)
 	if l.ctx != nil {
 		l.cancel(l.lost)
 		l.expiry.Stop()
@@ -198,6 +198,21 @@ func (l *Lease) extend(until time.Time) error {
 		l.expiry.Reset(time.Until(until))
 	}
 	return nil
+}
+
+// The errors of the usual ends are made once.
+var errReleased, errExpired, errRevoked error = &lostError{ErrReleased}, &lostError{ErrExpired}, &lostError{ErrRevoked}
+
+func lost(cause error) error {
+	switch cause { //nolint:errorlint // these values themselves.
+	case ErrReleased:
+		return errReleased
+	case ErrExpired:
+		return errExpired
+	case ErrRevoked:
+		return errRevoked
+	}
+	return &lostError{cause}
 }
 
 // lostError is ErrLost with the reason.

@@ -215,14 +215,14 @@ func prepare(req Request) (Request, error) {
 func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
 	m.token = max(m.token+1, now.UnixMicro())
 	h := &held{
-		key:  Key{ID: m.prefix + strconv.FormatInt(m.token, 36), Token: m.token},
+		key:  Key{ID: m.idOf(m.token), Token: m.token},
 		slot: s, holder: req.Holder, domain: req.Domain, used: s.used, granted: now,
 	}
 	h.alarm.About.lease = h
 	ttl := m.ttl(req.TTL, h, now)
 	h.lease.init(m, Grant{
 		Key: h.key, Endpoint: s.endpoint, Holder: req.Holder, Domain: req.Domain, TTL: ttl,
-	}, now, m.cfg.Transport)
+	}, now, &m.cfg.Transport)
 	m.leases[h.key.Token] = h
 	s.held = append(s.held, h)
 	m.used++
@@ -236,6 +236,12 @@ func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
 	}
 	m.settleLocked(s, now)
 	return &h.lease
+}
+
+// idOf is the ID of the lease with that token.
+func (m *Memory) idOf(token int64) string {
+	var buffer [48]byte
+	return string(strconv.AppendInt(append(buffer[:0], m.prefix...), token, 36))
 }
 
 // ttl is what is granted of what a holder wants.
