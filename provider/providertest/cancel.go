@@ -60,7 +60,7 @@ var cancelCases = []Case{
 }
 
 // patience is how long a call against a silent backend is given.
-const patience = 200 * time.Millisecond
+const patience = 100 * time.Millisecond
 
 // cancelled checks one method against a backend that never answers, and that
 // everything works when it does again.

@@ -239,14 +239,15 @@ func createAfterDelete(t *trial) {
 	if err != nil {
 		t.fatalf("Create after Delete of the same UID: %v, want nil, or ErrTransient for as long as it is being deleted", err)
 	}
+	t.boots(id)
 	t.stays(id)
 }
 
-// stays checks for a while that an instance is there.
+// stays checks for a while that an instance is there and not being deleted.
 func (t *trial) stays(id string) {
 	for end := time.Now().Add(t.h.Settle / 2); time.Now().Before(end) && t.sleep(t.h.Interval); {
 		if in := t.get(id); in.State == provider.StateStopping {
-			t.fatalf("Get(%q) after Create returned nil: the state is %s", id, in.State)
+			t.fatalf("Get(%q): the state is %s, and nobody deleted it", id, in.State)
 		}
 	}
 }
@@ -292,23 +293,24 @@ func createReturnsTheIDWithAnError(t *trial) {
 	id := t.create(req)
 	req.Tag = t.newTag()
 	t.wantIDWithError("of a name that another tag holds", req, id)
-	if !t.h.has("Break") {
+	if !t.h.has("Exhaust") {
 		return
 	}
-	t.breaks()
-	req = t.request()
-	if got, err := t.p.Create(t.ctx, req); err != nil && got == "" {
-		t.errorf("Create at a backend that cannot be reached: no ID with the error %v, want that of UID %q", err, req.UID)
-	}
+	restore := t.exhausts()
+	other := t.request()
+	t.wantIDWithError("with the quota used up", other, "")
+	restore()
 }
 
 // beside is the ID of that UID in the place of another ID.
 func beside(id, uid string) string { return id[:strings.LastIndex(id, "/")+1] + provider.Name(uid) }
 
+// wantIDWithError wants that ID, or any where it is empty.
 func (t *trial) wantIDWithError(what string, req provider.CreateRequest, want string) {
 	got, err := t.p.Create(t.ctx, req)
-	if err != nil && got != want {
-		t.errorf("Create %s: the ID %q with the error %v, want the ID %q", what, got, err, want)
+	t.remember(got)
+	if err != nil && (got == "" || want != "" && got != want) {
+		t.errorf("Create %s: the ID %q with the error %v, want the ID of UID %q", what, got, err, req.UID)
 	}
 }
 
@@ -317,6 +319,15 @@ func (t *trial) breaks() (restore func()) {
 	restore, err := t.h.Break()
 	if err != nil {
 		t.fatalf("the harness: Break: %v", err)
+	}
+	return t.once(restore)
+}
+
+// exhausts uses up the quota, as breaks does with the wire.
+func (t *trial) exhausts() (restore func()) {
+	restore, err := t.h.Exhaust(t.ctx)
+	if err != nil {
+		t.fatalf("the harness: Exhaust: %v", err)
 	}
 	return t.once(restore)
 }
@@ -347,11 +358,7 @@ func createFailsForNow(t *trial) {
 }
 
 func quotaLeavesNothing(t *trial) {
-	restore, err := t.h.Exhaust(t.ctx)
-	if err != nil {
-		t.fatalf("the harness: Exhaust: %v", err)
-	}
-	restore = t.once(restore)
+	restore := t.exhausts()
 	req := t.request()
 	id, err := t.p.Create(t.ctx, req)
 	t.remember(id)

@@ -89,8 +89,8 @@ func (r *Rack) zone(name string) (string, error) {
 func (r *Rack) same(ctx context.Context, zone, name string, req provider.CreateRequest) error {
 	m, err := r.machine(ctx, zone, name)
 	switch {
-	case errors.Is(err, provider.ErrNotFound):
-		return errors.New("it was deleted at this moment") // has no class: transient
+	case hasStatus(err, http.StatusNotFound):
+		return errors.New("it was deleted at this moment") // becomes transient
 	case err != nil:
 		return err
 	case m.Labels["tag"] != req.Tag || m.Labels["uid"] != req.UID:

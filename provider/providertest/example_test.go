@@ -2,6 +2,8 @@ package providertest_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -29,3 +31,40 @@ func ExampleRun() {
 	}
 }
 
+// forgetful is a provider whose Delete of nothing is an error.
+type forgetful struct{ provider.Provider }
+
+func (f forgetful) Delete(ctx context.Context, id string) error {
+	if _, err := f.Get(ctx, id); errors.Is(err, provider.ErrNotFound) {
+		return err
+	}
+	return f.Provider.Delete(ctx, id)
+}
+
+// Check is for callers without a testing.T. Here it finds what is wrong with a
+// provider whose Delete is not idempotent.
+func ExampleCheck() {
+	host, err := local.NewHost(local.HostConfig{WithoutProxies: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer host.Close()
+	results, err := providertest.Check(context.Background(), providertest.Harness{
+		New: func() (provider.Provider, error) {
+			p, err := local.New(local.Config{Host: host})
+			return forgetful{p}, err
+		},
+		Request: func(uid, tag string) provider.CreateRequest { return provider.CreateRequest{UID: uid, Tag: tag} },
+		Settle:  50 * time.Millisecond, Interval: time.Millisecond,
+	})
+	for _, r := range results {
+		if r.Err != nil {
+			fmt.Println(r.Name)
+		}
+	}
+	fmt.Println(err)
+	// Output:
+	// delete-of-nothing
+	// <nil>
+}
