@@ -41,6 +41,10 @@
 // help is reported by [Config.OnEvent] and retried slowly, never answered by
 // making more.
 //
+// Where a place has no room, it is left alone for a minute, and longer each time,
+// by all of the fleet. A provider that is a [provider.Placer] is asked for another
+// place, and the next instance, with a UID of its own, goes there.
+//
 // # Restarts
 //
 // Its record is memory. A new fleet adopts by tag what the former one left, so

@@ -44,6 +44,7 @@ type Fleet struct {
 	destroying bool
 	forgotten  map[string]time.Time // UIDs by when they were, since the list before last
 	counts     map[EventType]int64
+	shortages  map[provider.Placement]*shortage
 	pools      map[string]*pool
 	poolOrder  []*pool
 	// leased are the endpoints that were at leasedAt; asking while that is found out.
@@ -62,7 +63,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, kick: make(chan struct{}, 1),
 		members: map[string]*member{}, byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
-		began: time.Now(), counts: map[EventType]int64{}, pools: map[string]*pool{}, stray: &pool{},
+		began: time.Now(), counts: map[EventType]int64{}, shortages: map[provider.Placement]*shortage{}, pools: map[string]*pool{}, stray: &pool{},
 	}
 	for _, p := range cfg.Pools {
 		state := &pool{Pool: p}

@@ -94,9 +94,9 @@ func (f *Fleet) create(m *member) step {
 			if req, err = m.pool.request(m.uid, f.cfg.Tag); err != nil {
 				return func(now time.Time) { f.failedLocked(m, now, "Request", err) }
 			}
-			f.mu.Lock()
-			m.req = req
-			f.mu.Unlock()
+			if req, err = f.choose(ctx, m, req); err != nil {
+				return func(now time.Time) { f.failedLocked(m, now, "Place", err) }
+			}
 		}
 		ctx, cancel := context.WithTimeout(ctx, f.cfg.CreateTimeout)
 		defer cancel()
@@ -113,11 +113,14 @@ func (f *Fleet) createdLocked(m *member, now time.Time, id string, err error) {
 	case err == nil:
 		m.enter(PhaseBooting, now, "")
 		m.saw(provider.StateProvisioning, now)
+		delete(f.shortages, m.req.Placement)
 		f.eventLocked(m, Event{Type: Created})
 	case provider.HasCode(err, provider.CodeCollision):
 		// Somebody else's: leave it alone and draw another UID.
 		f.failedLocked(m, now, "Create", err)
 		f.forgetLocked(m)
+	case errors.Is(err, provider.ErrQuotaExceeded) && f.ctx.Err() == nil:
+		f.noRoomLocked(m, now, err)
 	default:
 		f.failedLocked(m, now, "Create", err)
 	}

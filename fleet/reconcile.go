@@ -240,6 +240,9 @@ func (f *Fleet) startStepsLocked(now time.Time) {
 		}
 		ctx := f.ctx
 		if m.phase == PhaseCreating {
+			if f.waitForRoomLocked(m, now) {
+				continue
+			}
 			ctx = f.creates
 		} else if calls++; calls > maxCalls {
 			continue
