@@ -212,7 +212,10 @@ func (m *moodyRig) hasUserData(_ context.Context, id string, want []byte) (bool,
 // TestLabConformance is the suite on a real hypervisor, with blank disks. The
 // wire between here and there hangs on demand where it is SSH.
 func TestLabConformance(t *testing.T) {
-	l := newLab(t, func(c *kvm.Config) { c.Timeouts.Keepalive = provider.Duration(500 * time.Millisecond) })
+	l := newLab(t, func(c *kvm.Config) {
+		c.Timeouts.Keepalive = provider.Duration(500 * time.Millisecond)
+		c.Timeouts.Dial = provider.Duration(5 * time.Second)
+	})
 	l.blank(t, "labconf", 1<<30+1<<20)
 	h := l.harness(t)
 	if host := os.Getenv("KVM_TEST_HOST"); host != "local" {

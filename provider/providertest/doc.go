@@ -5,7 +5,8 @@
 // contract does:
 //
 //	--- FAIL: TestConformance/delete-of-nothing
-//	    Delete of an instance that never was: rack Delete: not found, want nil
+//	    Delete of an instance that never was: rack Get zones/a/machines/proxy-…:
+//	    not found, want nil
 //	    the contract: Deleting what does not exist is nil, so that Delete can be
 //	    repeated after a crash without knowing how far it got.
 //

@@ -258,7 +258,7 @@ func (e *statusError) class() error {
 	switch e.status {
 	case http.StatusNotFound:
 		return provider.ErrNotFound
-	case http.StatusTooManyRequests, http.StatusInsufficientStorage:
+	case http.StatusInsufficientStorage:
 		return provider.ErrQuotaExceeded
 	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusUnprocessableEntity:
 		return provider.ErrPermanent
