@@ -36,18 +36,20 @@ type crawler struct {
 	queue    *queue
 	results  chan result
 	holder   string
+	selector lease.Selector
 	inFlight atomic.Int64
 	retries  atomic.Int64
 }
 
 func newCrawler(o options, store lease.Store) *crawler {
+	selector, _ := lease.ParseSelector(o.selector) // the flags were checked
 	host, err := os.Hostname()
 	if err != nil {
 		host = "crawler"
 	}
 	return &crawler{
 		opts: o, store: store, queue: newQueue(o.perDomain), results: make(chan result),
-		holder: fmt.Sprintf("%s/%d", host, os.Getpid()),
+		holder: fmt.Sprintf("%s/%d", host, os.Getpid()), selector: selector,
 	}
 }
 
@@ -98,7 +100,9 @@ func (c *crawler) attempt(ctx context.Context, j job) result {
 	r := result{URL: j.url}
 	wait, cancel := context.WithTimeout(ctx, c.opts.timeout)
 	defer cancel()
-	l, err := c.store.Acquire(wait, lease.Request{Holder: c.holder, Domain: j.domain})
+	l, err := c.store.Acquire(wait, lease.Request{
+		Holder: c.holder, Domain: j.domain, Selector: c.selector, TTL: c.opts.timeout + 15*time.Second,
+	})
 	if err != nil {
 		r.Outcome, r.Error = lease.Inconclusive, err.Error()
 		return r

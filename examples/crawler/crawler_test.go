@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/egressfleet/egress/fleet"
 	"github.com/egressfleet/egress/lease"
+	"github.com/egressfleet/egress/lease/leasehttp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -176,4 +179,31 @@ func TestQueueIsFairAndBounded(t *testing.T) {
 	q.drop()
 	_, ok := q.get()
 	assert.False(t, ok)
+}
+
+func TestACrawlThroughTheProxiesOfALeaseServer(t *testing.T) {
+	src, err := openDemo(options{})
+	require.NoError(t, err)
+	o, err := parseFlags([]string{"-demo", "-size", "2"}, io.Discard)
+	require.NoError(t, err)
+	s, err := start(o, src, func(fleet.Event) {})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.end(fleet.Destroy)) }()
+	handler, err := leasehttp.NewHandler(leasehttp.HandlerConfig{
+		Store: s.store, Clients: map[string]string{"crawler": "a-token-of-32-random-characters!"},
+	})
+	require.NoError(t, err)
+	defer handler.Close()
+	server := httptest.NewServer(handler)
+	defer server.Close()
+
+	dir := t.TempDir()
+	token, urls, ca := filepath.Join(dir, "token"), filepath.Join(dir, "urls.txt"), filepath.Join(dir, "ca.pem")
+	require.NoError(t, os.WriteFile(token, []byte("a-token-of-32-random-characters!\n"), 0o600))
+	require.NoError(t, os.WriteFile(urls, []byte("https://news.test/1\nhttps://shop.test/2\n"), 0o600))
+	require.NoError(t, os.WriteFile(ca, src.ca, 0o600))
+	var stdout, stderr output
+	code := run([]string{"-server", server.URL, "-token-file", token, "-selector", "provider=demo", "-ca", ca, urls}, nil, &stdout, &stderr)
+	require.Equal(t, exitOK, code, stderr.String())
+	require.Len(t, parseResults(t, stdout.String()), 2)
 }

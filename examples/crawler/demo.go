@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
@@ -68,6 +69,7 @@ func openDemo(o options) (source, error) {
 	return source{
 		provider: d.p, machine: machine, probeURL: "https://news.test/health", urls: strings.NewReader(demoURLs()),
 		transport: endpoint.TransportConfig{TargetRoots: roots},
+		ca:        pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
 		onResult:  d.onResult, close: []func() error{d.close},
 	}, nil
 }

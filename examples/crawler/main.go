@@ -4,6 +4,9 @@
 //
 //	crawler -demo
 //	crawler -providers providers.yaml -provider rack-1 -size 5 urls.txt
+//	crawler -server https://egress.example:8090 -token-file token urls.txt
+//
+// With -server it leases proxies that somebody else keeps.
 //
 // Ctrl-C finishes what is in flight, a second one cuts it off; both delete the
 // proxies unless -keep is given.
@@ -22,12 +25,16 @@ import (
 
 	"github.com/egressfleet/egress/cloudinit"
 	"github.com/egressfleet/egress/examples/internal/setup"
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 )
 
 // options are the flags.
 type options struct {
 	demo        bool
+	server      string
+	tokenFile   string
+	selector    string
 	providers   string
 	provider    string
 	placement   provider.Placement
@@ -54,11 +61,14 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("crawler", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
-		fmt.Fprint(stderr, "Usage: crawler -demo | crawler -providers FILE [flags] [URLS-FILE]\n"+
+		fmt.Fprint(stderr, "Usage: crawler -demo | -providers FILE | -server URL [flags] [URLS-FILE]\n"+
 			"Without a file, or with -, URLs are read from standard input, one a line.\n\n")
 		flags.PrintDefaults()
 	}
 	flags.BoolVar(&o.demo, "demo", false, "crawl a site of its own through proxies in this process")
+	flags.StringVar(&o.server, "server", "", "`URL` of a lease API to lease proxies from, instead of a fleet")
+	flags.StringVar(&o.tokenFile, "token-file", "", "`file` with the bearer token for -server")
+	flags.StringVar(&o.selector, "selector", "", "which proxies to lease, such as 'region in (eu,us)'; all if empty")
 	flags.StringVar(&o.providers, "providers", "", "providers `file`")
 	flags.StringVar(&o.provider, "provider", "", "`name` of the provider; may be left out if the file has one")
 	flags.StringVar(&o.placement.Zone, "zone", "", "host or zone")
@@ -93,10 +103,14 @@ func (o options) validate(args int) error {
 			errs = append(errs, errors.New(text))
 		}
 	}
-	require(o.demo || o.providers != "", "give a providers file by -providers, or try -demo")
-	require(!o.demo || o.providers == "" && args == 0, "-demo brings its own provider and URLs")
+	require(o.demo || o.providers != "" || o.server != "", "give a providers file by -providers or a lease API by -server, or try -demo")
+	require(o.server == "" || o.providers == "", "give -providers or -server, not both")
+	require(!o.demo || o.providers == "" && o.server == "" && args == 0, "-demo brings its own provider and URLs")
 	require(!o.keep || o.keyFile != "", "-keep needs -key-file: the next run must know the passwords")
 	require(args <= 1, "give one file of URLs")
+	if _, err := lease.ParseSelector(o.selector); err != nil {
+		errs = append(errs, err)
+	}
 	require(o.size > 0 && o.perDomain > 0 && o.workers > 0 && o.attempts > 0 && o.timeout > 0,
 		"-size, -per-domain, -workers, -attempts and -timeout must be positive")
 	return errors.Join(errs...)

@@ -143,18 +143,25 @@ func (s *screen) show() {
 	if !s.terminal {
 		return
 	}
-	healthy := 0
-	for _, st := range s.fleet.Status() {
-		if st.Verdict.Health == endpoint.Healthy {
-			healthy++
-		}
+	proxies := ""
+	if s.fleet != nil {
+		proxies = fmt.Sprintf(", %d proxies healthy", healthyOf(s.fleet))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.eraseLocked()
-	s.progress = fmt.Sprintf("%d done, %d in flight, %d waiting, %d retries, %d proxies healthy",
-		s.done, s.crawler.inFlight.Load(), s.crawler.queue.waiting(), s.crawler.retries.Load(), healthy)
+	s.progress = fmt.Sprintf("%d done, %d in flight, %d waiting, %d retries%s",
+		s.done, s.crawler.inFlight.Load(), s.crawler.queue.waiting(), s.crawler.retries.Load(), proxies)
 	fmt.Fprint(s.err, s.progress)
+}
+
+func healthyOf(f *fleet.Fleet) (n int) {
+	for _, st := range f.Status() {
+		if st.Verdict.Health == endpoint.Healthy {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *screen) allFetched() bool {

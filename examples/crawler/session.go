@@ -16,13 +16,14 @@ import (
 	"github.com/egressfleet/egress/fleet"
 	"github.com/egressfleet/egress/health"
 	"github.com/egressfleet/egress/lease"
+	"github.com/egressfleet/egress/lease/leasehttp"
 	"github.com/egressfleet/egress/provider"
 )
 
-// session is a fleet and the store that it fills.
+// session is a store of leases, and the fleet that fills it, if that is ours.
 type session struct {
-	fleet *fleet.Fleet
-	store *lease.Memory
+	fleet *fleet.Fleet // nil with -server
+	store lease.Store
 	close []func() error
 }
 
@@ -31,6 +32,7 @@ type source struct {
 	provider  provider.Provider
 	machine   setup.Machine
 	transport endpoint.TransportConfig
+	ca        []byte // of the demo's site, in PEM
 	probeURL  string
 	urls      io.Reader
 	onResult  func(done int, say func(string, ...any))
@@ -54,6 +56,12 @@ func open(o options, stdin io.Reader) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
+	if o.server != "" {
+		return source{
+			urls: urls, transport: endpoint.TransportConfig{TargetRoots: roots},
+			onResult: func(int, func(string, ...any)) {}, close: []func() error{closeURLs},
+		}, nil
+	}
 	providers, p, err := setup.Open(o.providers, o.provider, setup.Types(nil))
 	if err != nil {
 		return source{}, errors.Join(err, closeURLs())
@@ -76,8 +84,21 @@ func openURLs(name string, stdin io.Reader) (io.Reader, func() error, error) {
 	return f, f.Close, nil
 }
 
-// start makes the fleet.
+// join opens the lease API.
+func join(o options, src source) (*session, error) {
+	token, err := setup.Token(o.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	store, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: o.server, Token: token, Transport: src.transport})
+	return &session{store: store, close: src.close}, err
+}
+
+// start makes the fleet, unless another keeps the proxies.
 func start(o options, src source, onEvent func(fleet.Event)) (*session, error) {
+	if o.server != "" {
+		return join(o, src)
+	}
 	prober, err := health.NewProber(health.ProbeConfig{URL: src.probeURL, Transport: src.transport})
 	if err != nil {
 		return nil, err
@@ -101,15 +122,18 @@ func start(o options, src source, onEvent func(fleet.Event)) (*session, error) {
 		store.Close()
 		return nil, err
 	}
-	return &session{fleet: f, store: store, close: src.close}, nil
+	closeStore := func() error { store.Close(); return nil }
+	return &session{fleet: f, store: store, close: append([]func() error{closeStore}, src.close...)}, nil
 }
 
 // end closes everything, the proxies last.
 func (s *session) end(mode fleet.CloseMode) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	err := s.fleet.Close(ctx, mode)
-	s.store.Close()
+	var err error
+	if s.fleet != nil {
+		err = s.fleet.Close(ctx, mode)
+	}
 	for _, c := range s.close {
 		err = errors.Join(err, c())
 	}
@@ -133,16 +157,20 @@ func crawlAll(ctx context.Context, o options, signals <-chan os.Signal, stdin io
 		if o.keep {
 			mode = fleet.Keep
 		}
-		screen.say("closing the fleet")
+		if s.fleet != nil {
+			screen.say("closing the fleet")
+		}
 		err = errors.Join(err, s.end(mode))
 		screen.summary()
 	}()
 	draining, cut, stop := twoSignals(ctx, signals, screen)
 	defer stop()
 
-	screen.say("waiting for the first of %d proxies", o.size)
-	if err := waitReady(draining, o, s.fleet, screen); err != nil {
-		return false, err
+	if s.fleet != nil {
+		screen.say("waiting for the first of %d proxies", o.size)
+		if err := waitReady(draining, o, s.fleet, screen); err != nil {
+			return false, err
+		}
 	}
 	c := newCrawler(o, s.store)
 	screen.follow(c, s.fleet)

@@ -18,10 +18,10 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/egressfleet/egress/examples/internal/setup"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/lease/leasehttp"
 )
@@ -44,13 +44,9 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	token := ""
-	if *tokenFile != "" {
-		text, err := os.ReadFile(*tokenFile)
-		if err != nil {
-			return err
-		}
-		token = strings.TrimSpace(string(text))
+	token, err := setup.Token(*tokenFile)
+	if err != nil {
+		return err
 	}
 	store, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: *server, Token: token})
 	if err != nil {

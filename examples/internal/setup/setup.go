@@ -213,3 +213,12 @@ func Roots(path string) (*x509.CertPool, error) {
 	}
 	return roots, nil
 }
+
+// Token reads a bearer token. Without a file it is empty.
+func Token(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(path)
+	return strings.TrimSpace(string(text)), err
+}
