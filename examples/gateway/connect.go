@@ -50,7 +50,7 @@ func connect(conn net.Conn, proxy endpoint.URL, target string) (net.Conn, error)
 		return nil, fail(0, err)
 	}
 	reader := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(reader, req)
+	resp, err := http.ReadResponse(reader, req) //nolint:bodyclose // behind it comes the tunnel.
 	if err != nil {
 		return nil, fail(0, err)
 	}

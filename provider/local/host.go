@@ -247,16 +247,15 @@ func (h *Host) parse(id string) (name string, err error) {
 }
 
 // create makes the instance, or finds the one that the same request made.
-func (h *Host) create(req provider.CreateRequest, proxyCfg connectproxy.Config) (string, error) {
+func (h *Host) create(req provider.CreateRequest, id string, proxyCfg connectproxy.Config) error {
 	name := provider.Name(req.UID)
-	id := ids.Format(h.cfg.Name, name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if in, ok := h.instances[name]; ok {
-		return id, in.sameLocked(req)
+		return in.sameLocked(req)
 	}
 	if h.cfg.Capacity > 0 && len(h.instances) >= h.cfg.Capacity {
-		return id, &provider.Error{
+		return &provider.Error{
 			Class: provider.ErrQuotaExceeded, ID: id, Scope: h.cfg.Name,
 			Err: fmt.Errorf("%d of %d instances are in use", len(h.instances), h.cfg.Capacity),
 		}
@@ -273,7 +272,7 @@ func (h *Host) create(req provider.CreateRequest, proxyCfg connectproxy.Config) 
 	h.instances[name] = in
 	if h.cfg.BootDelay <= 0 {
 		h.bootLocked(in)
-		return id, nil
+		return nil
 	}
 	in.boot = time.AfterFunc(h.cfg.BootDelay, func() {
 		h.mu.Lock()
@@ -282,7 +281,7 @@ func (h *Host) create(req provider.CreateRequest, proxyCfg connectproxy.Config) 
 			h.bootLocked(in)
 		}
 	})
-	return id, nil
+	return nil
 }
 
 func (in *instance) sameLocked(req provider.CreateRequest) error {

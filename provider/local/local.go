@@ -93,9 +93,6 @@ func (p *Provider) Close() error {
 
 // Create implements [provider.Provider].
 func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
-	if err := p.host.called(ctx, "Create"); err != nil {
-		return "", p.wrap("Create", err)
-	}
 	if err := req.Validate(); err != nil {
 		return "", p.wrap("Create", &provider.Error{
 			Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err,
@@ -107,10 +104,13 @@ func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (stri
 			Err: fmt.Errorf("placement.zone: %q: must be %q or empty", zone, p.host.cfg.Name),
 		})
 	}
+	id := ids.Format(p.host.cfg.Name, provider.Name(req.UID))
+	if err := p.host.called(ctx, "Create"); err != nil {
+		return id, p.wrap("Create", err)
+	}
 	var cfg connectproxy.Config
 	cfg.Username, cfg.Password = p.credentials(req.UID)
-	id, err := p.host.create(req, cfg)
-	return id, p.wrap("Create", err)
+	return id, p.wrap("Create", p.host.create(req, id, cfg))
 }
 
 // Get implements [provider.Provider].
