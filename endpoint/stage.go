@@ -118,10 +118,12 @@ func (t *tracker) setLocked(s Stage) {
 	}
 }
 
+// current is the stage that was reached, or zero if the request did not get as far
+// as asking for a connection.
 func (t *tracker) current() Stage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return max(t.stage, StageDial)
+	return t.stage
 }
 
 // proxyTLSConn hides that a connection to an https proxy is TLS, because

@@ -50,7 +50,8 @@ func (c TransportConfig) withDefaults() TransportConfig {
 }
 
 // Transport is an http.RoundTripper that goes through one proxy. It is safe for
-// concurrent use. Errors of a round trip are [*Error].
+// concurrent use. Errors of a round trip are [*Error], but for those about the
+// request itself, such as an unknown scheme or a context that had ended before.
 type Transport struct {
 	proxy URL
 	cfg   TransportConfig
@@ -109,11 +110,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// failed gives err its stage, unless it knows its own.
+// failed gives err its stage, unless it knows its own. A request that net/http
+// refused is the caller's error, not the proxy's.
 func (t *Transport) failed(stage Stage, err error) error {
 	var known *Error
 	if errors.As(err, &known) {
 		return known
+	}
+	if stage == 0 {
+		return err
 	}
 	return &Error{Stage: stage, Proxy: t.proxy, Err: err}
 }

@@ -335,3 +335,38 @@ func TestCloseEndsEveryConnection(t *testing.T) {
 	require.ErrorAs(t, err, &failed)
 	assert.ErrorContains(t, err, "the transport was closed")
 }
+
+// Such a request never left: no proxy is to blame for a page that redirects to
+// market://, or for a context that had ended.
+func TestTheCallersOwnErrorsAreNotTheProxys(t *testing.T) {
+	_, url := proxytest.Proxy(t, connectproxy.Config{})
+	client := proxytest.Client(t, url, endpoint.TransportConfig{})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, req := range map[string]func() (*http.Request, error){
+		"scheme": func() (*http.Request, error) {
+			return http.NewRequestWithContext(t.Context(), "GET", "ftp://example.com/", nil)
+		},
+		"no host": func() (*http.Request, error) {
+			return http.NewRequestWithContext(t.Context(), "GET", "https:///path", nil)
+		},
+		"header": func() (*http.Request, error) {
+			r, err := http.NewRequestWithContext(t.Context(), "GET", "https://example.com/", nil)
+			r.Header["Bad Name"] = []string{"x"}
+			return r, err
+		},
+		"context": func() (*http.Request, error) {
+			return http.NewRequestWithContext(ended, "GET", "https://example.com/", nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := req()
+			require.NoError(t, err)
+			_, err = client.Transport.RoundTrip(r)
+			require.Error(t, err)
+			assert.False(t, endpoint.IsProxyFault(err), err)
+			var failed *endpoint.Error
+			assert.False(t, errors.As(err, &failed), err)
+		})
+	}
+}

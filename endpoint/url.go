@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -72,7 +73,7 @@ func newURL(scheme, hostport string, user *userinfo) (URL, error) {
 	switch scheme {
 	case "http", "https", "socks5", "socks5h":
 	default:
-		return URL{}, fmt.Errorf("proxy URL: scheme %q is not supported: use http, https or socks5", clip(scheme))
+		return URL{}, fmt.Errorf("proxy URL: %sis not supported: use http, https or socks5", shown(scheme))
 	}
 	host, err := checkHostPort(hostport)
 	if err != nil {
@@ -124,10 +125,11 @@ func checkHostPort(hostport string) (string, error) {
 		return "", errors.New("give host and port, like http://192.0.2.7:3128")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", fmt.Errorf("port %q: must be a number from 1 to 65535", clip(port))
+		return "", errors.New("the port must be a number from 1 to 65535")
 	}
+	host = strings.Replace(host, "%25", "%", 1) // a zone, RFC 6874
 	if !validHost(host) {
-		return "", fmt.Errorf("host %q: must be an ASCII name (punycode where it is not) or an IP address", clip(host))
+		return "", errors.New("the host must be an ASCII name (punycode where it is not) or an IP address")
 	}
 	return net.JoinHostPort(host, port), nil
 }
@@ -161,8 +163,17 @@ func (u *userinfo) validate(scheme string) error {
 	return nil
 }
 
-// clip bounds text that goes into an error.
-func clip(s string) string { return s[:min(len(s), 64)] }
+// otherSchemes may be shown in an error. Any other text may be a part of a secret,
+// where the URL was put together wrongly.
+var otherSchemes = []string{"socks4", "socks4a", "socks", "ftp", "ws", "wss", "tcp", "quic", "ss", "vmess", "trojan"}
+
+// shown quotes a known scheme.
+func shown(scheme string) string {
+	if slices.Contains(otherSchemes, scheme) {
+		return fmt.Sprintf("scheme %q ", scheme)
+	}
+	return "its scheme "
+}
 
 // IsZero tells whether u is the zero URL, which is no proxy at all.
 func (u URL) IsZero() bool { return u.scheme == "" }

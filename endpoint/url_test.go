@@ -18,6 +18,7 @@ func TestParseURLAccepts(t *testing.T) {
 		"http://192.0.2.7:3128":             "http://192.0.2.7:3128",
 		"HTTP://proxy.example:80/":          "http://proxy.example:80",
 		"https://[2001:db8::7]:3129":        "https://[2001:db8::7]:3129",
+		"http://[fe80::1%25eth0]:3128":      "http://[fe80::1%25eth0]:3128",
 		"socks5://u:p@192.0.2.7:1080":       "socks5://u:p@192.0.2.7:1080",
 		"socks5h://192.0.2.7:1080":          "socks5h://192.0.2.7:1080",
 		"http://u:p@ss@192.0.2.7:3128":      "http://u:p%40ss@192.0.2.7:3128",
@@ -38,28 +39,33 @@ func TestParseURLAccepts(t *testing.T) {
 
 func TestParseURLRefusesAndSaysWhatToDo(t *testing.T) {
 	for raw, want := range map[string]string{
-		"":                              "no scheme",
-		"192.0.2.7:3128":                "write it like http://",
-		"socks4://192.0.2.7:1080":       `"socks4" is not supported: use http, https or socks5`,
-		"ftp://192.0.2.7:21":            "is not supported",
-		"http://192.0.2.7":              "give host and port",
-		"http://192.0.2.7:0":            "from 1 to 65535",
-		"http://192.0.2.7:99999":        "from 1 to 65535",
-		"http://:3128":                  "must be an ASCII name",
-		"http://bücher.example:3128":    "punycode",
-		"http://2001:db8::7:3128":       "put an IPv6 address in brackets",
-		"http://[2001:db8::zz]:3128":    "must be an ASCII name",
-		"http://192.0.2.7:3128/path":    "without a path",
-		"http://u:p#w@192.0.2.7:3128":   "'#' as %23",
-		"http://u:p/w@192.0.2.7:3128":   "'/' as %2F",
-		"http://u:p%ss@192.0.2.7:3128":  "'%' as %25",
-		"http://a%3Ab:p@192.0.2.7:3128": "colon",
-		"http://u:p%0D%0A@192.0.2.7:1":  "control characters",
-		"socks5://:p@192.0.2.7:1080":    "1 to 255 bytes",
-		"http://***@192.0.2.7:3128":     "use the original",
+		"":                                  "no scheme",
+		"192.0.2.7:3128":                    "write it like http://",
+		"socks4://192.0.2.7:1080":           `"socks4" is not supported: use http, https or socks5`,
+		"ftp://192.0.2.7:21":                "is not supported",
+		"http://192.0.2.7":                  "give host and port",
+		"http://192.0.2.7:0":                "from 1 to 65535",
+		"http://192.0.2.7:99999":            "from 1 to 65535",
+		"http://:3128":                      "must be an ASCII name",
+		"http://bücher.example:3128":        "punycode",
+		"http://2001:db8::7:3128":           "put an IPv6 address in brackets",
+		"http://[2001:db8::zz]:3128":        "must be an ASCII name",
+		"http://192.0.2.7:3128/path":        "without a path",
+		"http://u:p#w@192.0.2.7:3128":       "'#' as %23",
+		"http://u:p/w@192.0.2.7:3128":       "'/' as %2F",
+		"http://u:p%ss@192.0.2.7:3128":      "'%' as %25",
+		"http://a%3Ab:p@192.0.2.7:3128":     "colon",
+		"http://u:p%0D%0A@192.0.2.7:1":      "control characters",
+		"socks5://:p@192.0.2.7:1080":        "1 to 255 bytes",
+		"http://***@192.0.2.7:3128":         "use the original",
+		"http://crawler:hunter2":            "the port must be a number",
+		"crawler:hun://ter2@192.0.2.7:3128": "its scheme is not supported",
 	} {
 		t.Run(raw, func(t *testing.T) {
 			_, err := endpoint.ParseURL(raw)
+			for _, secret := range []string{"hunter2", "hun", "ter2"} {
+				assert.NotContains(t, err.Error(), secret)
+			}
 			assert.ErrorContains(t, err, want)
 		})
 	}

@@ -201,6 +201,9 @@ func (e *Engine) Put(ep endpoint.Endpoint) error {
 	}
 	s, known := e.subjects[ep.ID]
 	if known && s.endpoint.Generation == ep.Generation && s.endpoint.URL.Equal(ep.URL) {
+		if !ep.EgressIP.IsValid() {
+			ep.EgressIP = s.endpoint.EgressIP
+		}
 		s.endpoint = ep.Clone()
 		return nil
 	}

@@ -37,7 +37,7 @@ func (m *Memory) handleLocked(about matter, now time.Time) {
 	case about.face != nil:
 		m.unblockLocked(about.face, about.domain, now)
 	case about.session != nil:
-		delete(m.sessions, about.session.name)
+		m.forgetSessionLocked(about.session)
 	default:
 		m.settleLocked(about.slot, now)
 	}

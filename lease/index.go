@@ -22,8 +22,25 @@ type index struct {
 
 // group holds the free slots whose indexed attributes are the same.
 type group struct {
+	name       string
 	attributes map[string]string // the indexed ones
+	members    int               // slots, free or not
 	free       freeList
+}
+
+// join puts a slot into its group.
+func (x *index) join(s *slot) {
+	s.group = x.groupOf(s.endpoint.Attributes)
+	s.group.members++
+}
+
+// leave takes it out. A group without members is forgotten.
+func (x *index) leave(s *slot) {
+	g := s.group
+	if g.members--; g.members == 0 {
+		delete(x.groups, g.name)
+		x.all = slices.DeleteFunc(x.all, func(other *group) bool { return other == g })
+	}
 }
 
 // groupOf returns the group for those attributes.
@@ -32,7 +49,7 @@ func (x *index) groupOf(attributes map[string]string) *group {
 	if g, ok := x.groups[name]; ok {
 		return g
 	}
-	g := &group{attributes: map[string]string{}}
+	g := &group{name: name, attributes: map[string]string{}}
 	for _, key := range x.keys {
 		if value, ok := attributes[key]; ok {
 			g.attributes[key] = value
@@ -109,7 +126,7 @@ func (m *Memory) regroupLocked() {
 			s.unlink()
 			free = append(free, s)
 		}
-		s.group = m.index.groupOf(s.endpoint.Attributes)
+		m.index.join(s)
 	}
 	slices.SortFunc(free, func(a, b *slot) int { return cmp.Compare(a.used, b.used) })
 	for _, s := range free {

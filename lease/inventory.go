@@ -22,6 +22,9 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 	}
 	s, known := m.slots[e.ID]
 	if known && s.endpoint.Generation == e.Generation && s.endpoint.URL.Equal(e.URL) {
+		if !e.EgressIP.IsValid() {
+			e.EgressIP = s.endpoint.EgressIP // a probe has found it out
+		}
 		s.endpoint = e.Clone()
 		m.moveGroupLocked(s)
 		m.wearLocked(s, e.EgressIP)
@@ -34,13 +37,13 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 		endpoint: e.Clone(), verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used, face: newFace(netip.Addr{}),
 	}
 	next.face.slots[next] = struct{}{}
-	next.group = m.index.groupOf(next.endpoint.Attributes)
+	m.index.join(next)
+	m.wearLocked(next, e.EgressIP) // before the former takes it off: bans stay
 	if known {
 		m.retireLocked(s)
 		next.draining, next.former = s.draining, s.living()
 	}
 	m.slots[e.ID] = next
-	m.wearLocked(next, e.EgressIP)
 	return nil
 }
 
@@ -49,7 +52,8 @@ func (m *Memory) moveGroupLocked(s *slot) {
 	if s.next != nil {
 		s.unlink() // settling lists it again
 	}
-	s.group = m.index.groupOf(s.endpoint.Attributes)
+	m.index.leave(s)
+	m.index.join(s)
 }
 
 // retireLocked takes the slot out of all lists. Its leases go on.
@@ -64,6 +68,7 @@ func (m *Memory) retireLocked(s *slot) {
 		}
 	}
 	m.takeOffLocked(s)
+	m.index.leave(s)
 	s.gone = true
 	delete(m.slots, s.endpoint.ID)
 	m.moveSessionsLocked(s)

@@ -780,3 +780,54 @@ func TestKeepCancelsTheWorkWhenTheLeaseIsLost(t *testing.T) {
 		assert.ErrorIs(t, context.Cause(work), lease.ErrLost)
 	})
 }
+
+// The cooldown had passed, its alarm had not rung yet, and the store panicked.
+func TestASessionThatComesBackBeforeItsAlarm(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{LockDelay: time.Millisecond, ProxyCooldown: time.Millisecond, MaxProxyCooldown: time.Millisecond}, "a")
+	for deadline := time.Now().Add(200 * time.Millisecond); time.Now().Before(deadline); {
+		l, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test", Session: "s"})
+		if err != nil {
+			continue
+		}
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.ProxyFault}))
+		require.NoError(t, l.Release(t.Context()))
+	}
+}
+
+func TestTheEndOfASessionWakesWhoWaitsForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{SessionTTL: time.Minute}, "a", "b")
+		request(t, m, lease.Request{Session: "s", TTL: time.Hour})
+		asked := time.Now()
+		l, err := m.Acquire(t.Context(), lease.Request{Holder: "test", Session: "s"})
+		require.NoError(t, err)
+		assert.Equal(t, "b", l.Endpoint().ID)
+		assert.Equal(t, time.Minute, time.Since(asked))
+	})
+}
+
+func TestABanOutlivesAChangeOfGeneration(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{})
+	e := proxy(t, "a")
+	e.EgressIP = netip.MustParseAddr("192.0.2.1")
+	require.NoError(t, m.Put(t.Context(), e))
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(1)))
+	l := acquire(t, m, "x.example")
+	e.Generation = 2
+	require.NoError(t, m.Put(t.Context(), e))
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(2)))
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+	_, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test", Domain: "x.example"})
+	assert.ErrorIs(t, err, lease.ErrNoneFree)
+}
+
+func TestPutKeepsTheAddressThatAProbeFoundOut(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	v := healthy(1)
+	v.EgressIP = netip.MustParseAddr("192.0.2.1")
+	require.NoError(t, m.SetVerdict(t.Context(), "a", v))
+	require.NoError(t, m.Put(t.Context(), proxy(t, "a")))
+	list, err := m.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, v.EgressIP, list[0].Endpoint.EgressIP)
+}

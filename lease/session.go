@@ -19,7 +19,10 @@ type session struct {
 // and waits for it while another holds it.
 func (m *Memory) pickLocked(req *Request, now time.Time) *slot {
 	if bound := m.boundLocked(req, now); bound != nil {
-		if m.leasable(bound, now) {
+		if m.leasable(bound, now) && bound.next == nil {
+			m.settleLocked(bound, now) // it has just cooled down; its alarm is late
+		}
+		if bound.next != nil {
 			return bound
 		}
 		return nil
@@ -65,8 +68,23 @@ func (m *Memory) bindLocked(name string, to *slot, now time.Time) {
 // moveSessionsLocked lets those who wait for a slot that is of no use to them any
 // more have another.
 func (m *Memory) moveSessionsLocked(from *slot) {
+	m.retryLocked(func(w *waiter) bool {
+		s, ok := m.sessions[w.req.Session]
+		return ok && s.slot == from && m.boundLocked(&w.req, time.Now()) == nil
+	})
+}
+
+// forgetSessionLocked ends a session, and those who wait for its slot may have
+// any other.
+func (m *Memory) forgetSessionLocked(s *session) {
+	delete(m.sessions, s.name)
+	m.retryLocked(func(w *waiter) bool { return w.req.Session == s.name })
+}
+
+// retryLocked looks anew for a slot for the waiters that are chosen.
+func (m *Memory) retryLocked(chosen func(*waiter) bool) {
 	for e := m.waiters.Front(); e != nil; {
-		if m.moveLocked(e, from) {
+		if m.serveLocked(e, chosen) {
 			e = m.waiters.Front() // the queue may have changed anywhere
 			continue
 		}
@@ -74,14 +92,13 @@ func (m *Memory) moveSessionsLocked(from *slot) {
 	}
 }
 
-// moveLocked serves a waiter whose session was bound to a slot, if another is free.
-func (m *Memory) moveLocked(e *list.Element, from *slot) (served bool) {
+// serveLocked gives a chosen waiter a free slot, if there is one.
+func (m *Memory) serveLocked(e *list.Element, chosen func(*waiter) bool) (served bool) {
 	w, now := e.Value.(*waiter), time.Now()
-	s, ok := m.sessions[w.req.Session]
-	if !ok || s.slot != from || m.boundLocked(&w.req, now) != nil {
+	if !chosen(w) {
 		return false
 	}
-	free := m.firstLocked(&w.req, now)
+	free := m.pickLocked(&w.req, now)
 	if free == nil {
 		return false
 	}
