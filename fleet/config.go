@@ -28,8 +28,8 @@ type Config struct {
 	// Pools, instead of Size, MaxAge and Request, are several kinds of proxies.
 	Pools []Pool
 	// MaxSize is a hard ceiling on instances, counting those that are being made
-	// or deleted, or cannot be seen; what is wanted and a fifth of it, rounded up,
-	// if zero.
+	// or deleted, or do not answer any more; what is wanted and a fifth of it,
+	// rounded up, if zero.
 	MaxSize int
 	// MaxCreating bounds the instances that are being made, from Create until
 	// they run; 4 if zero.
@@ -55,7 +55,9 @@ type Config struct {
 	// record does not know; 1 min if zero.
 	ListInterval time.Duration
 	// AdoptTimeout is how long the fleet makes nothing after its start because
-	// the list by tag is not whole; 2 min if zero.
+	// the list by tag is not whole; without end if zero. After it, what hosts hold
+	// that have not answered since the start is not counted, and MaxSize may be
+	// exceeded by that.
 	AdoptTimeout time.Duration
 	// CallTimeout bounds each call to the provider but Create, which may have to
 	// fetch an image; 1 min if zero.
@@ -73,7 +75,7 @@ type Config struct {
 	DrainTimeout time.Duration
 
 	// OnEvent, if set, is told what happens, in order. It is called by one
-	// goroutine, without a lock, and may call the fleet.
+	// goroutine, without a lock, and may call the fleet, but not Close.
 	OnEvent func(Event)
 	// Logger gets what an operator must see at V(0): replacements, errors that
 	// retrying cannot help, instances that were let go; the rest at V(1).
@@ -101,7 +103,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"pollInterval", &c.PollInterval, 2 * time.Second},
 		{"listInterval", &c.ListInterval, time.Minute},
-		{"adoptTimeout", &c.AdoptTimeout, 2 * time.Minute},
+		{"adoptTimeout", &c.AdoptTimeout, 0},
 		{"callTimeout", &c.CallTimeout, time.Minute},
 		{"createTimeout", &c.CreateTimeout, 30 * time.Minute},
 		{"bootTimeout", &c.BootTimeout, provider.BootTimeout},

@@ -586,3 +586,82 @@ func TestDerivePassword(t *testing.T) {
 	_, err = fleet.DerivePassword(key[:15], "a")
 	assert.ErrorContains(t, err, "less than 16 bytes")
 }
+
+// An endpoint that was given another ID stayed in the inventory for ever.
+func TestAnEndpointWithAnotherIDReplacesItsFormer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		var n atomic.Int64
+		w.cfg.Endpoint = func(uid string, in provider.Instance) (endpoint.Endpoint, error) {
+			e, err := w.p.Endpoint(uid, in)
+			e.ID = fmt.Sprint("ip-", n.Add(1))
+			return e, err
+		}
+		w.start()
+		w.ready(1)
+		time.Sleep(10 * time.Minute)
+		list, err := w.store.List(t.Context())
+		require.NoError(t, err)
+		assert.Len(t, list, 1)
+		require.NoError(t, w.f.Close(t.Context(), fleet.Destroy))
+		list, err = w.store.List(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, list)
+	})
+}
+
+// partial is a provider one of whose hosts does not answer.
+type partial struct {
+	provider.Provider
+	hidden int
+}
+
+func (p *partial) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	all, err := p.Provider.ListByTag(ctx, tag)
+	if err != nil || p.hidden == 0 {
+		return all, err
+	}
+	return all[p.hidden:], &provider.PartialError{Missing: []provider.Missing{{Scope: "rack-2", Err: errors.New("no route")}}}
+}
+
+func TestWhatAHostHoldsThatNeverAnsweredCannotBeExceeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3, local.HostConfig{})
+		w.cfg.MaxSize = 3
+		w.start()
+		w.ready(3)
+		require.NoError(t, w.f.Close(t.Context(), fleet.Keep))
+		p := &partial{Provider: w.p, hidden: 2}
+		w.cfg.Provider = p
+		w.start()
+		time.Sleep(time.Hour)
+		assert.Len(t, w.instances(), 3, "nothing is made before a whole list")
+		assert.Equal(t, 1, w.healthy(), "what is seen serves")
+		require.NoError(t, w.f.Close(t.Context(), fleet.Keep))
+
+		w.cfg.AdoptTimeout = time.Minute
+		w.start()
+		time.Sleep(time.Hour)
+		assert.Greater(t, len(w.instances()), 3, "the caller wants it so")
+	})
+}
+
+// An agent that is out is no reason to replace a proxy that answers.
+func TestTheBootTimeoutNeverRunsForAHealthyProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		w.start()
+		w.ready(1)
+		w.host.OnCall(func(_ context.Context, op string) error {
+			if op == "Get" {
+				return errors.New("no route to host")
+			}
+			return nil
+		})
+		time.Sleep(time.Hour)
+		assert.Zero(t, w.count(fleet.Replacing))
+		w.setBad("*", true)
+		time.Sleep(time.Hour)
+		assert.Positive(t, w.count(fleet.Replacing))
+	})
+}

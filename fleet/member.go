@@ -212,6 +212,9 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 		e.ID = in.Name
 	}
 	e.Attributes = m.pool.attributes(e.Attributes)
+	if err := f.renamed(m, e.ID); err != nil {
+		return func(now time.Time) { f.failedLocked(m, now, "Remove", err) }
+	}
 	f.mu.Lock()
 	same := m.endpointID == e.ID && m.endpoint.URL.Equal(e.URL)
 	e.Generation = m.generation
@@ -233,6 +236,26 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 		}
 	}
 	return func(now time.Time) { f.servingLocked(m, now) }
+}
+
+// renamed takes the former endpoint away where the hook gives it another ID.
+func (f *Fleet) renamed(m *member, id string) error {
+	f.mu.Lock()
+	former := m.endpointID
+	f.mu.Unlock()
+	if former == "" || former == id {
+		return nil
+	}
+	f.engine.Remove(former)
+	if err := f.cfg.Inventory.Remove(f.ctx, former); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byEndpoint[former] == m {
+		delete(f.byEndpoint, former)
+	}
+	return nil
 }
 
 func (f *Fleet) servingLocked(m *member, now time.Time) {

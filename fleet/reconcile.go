@@ -336,7 +336,7 @@ func (f *Fleet) list(ctx context.Context) error {
 	}
 	maps.DeleteFunc(f.forgotten, func(_ string, at time.Time) bool { return at.Before(began) })
 	var partial *provider.PartialError
-	if err == nil || errors.As(err, &partial) && time.Since(f.began) >= f.cfg.AdoptTimeout {
+	if err == nil || errors.As(err, &partial) && f.cfg.AdoptTimeout > 0 && time.Since(f.began) >= f.cfg.AdoptTimeout {
 		f.listed = true
 	}
 	return err

@@ -16,6 +16,9 @@ import (
 	"github.com/egressfleet/egress/lease"
 )
 
+// outcomeInvalid is that of a line that is no URL.
+const outcomeInvalid lease.OutcomeKind = "invalid"
+
 // result is what became of a URL: one line of the output.
 type result struct {
 	URL       string            `json:"url"`
@@ -79,6 +82,9 @@ func (c *crawler) start(ctx context.Context) {
 func (c *crawler) crawl(ctx context.Context, j job) result {
 	c.inFlight.Add(1)
 	defer c.inFlight.Add(-1)
+	if j.invalid {
+		return result{URL: j.url, Outcome: outcomeInvalid, Error: "not an http or https URL"}
+	}
 	var r result
 	for attempt := 1; attempt <= c.opts.attempts; attempt++ {
 		if attempt > 1 {

@@ -207,3 +207,29 @@ func TestACrawlThroughTheProxiesOfALeaseServer(t *testing.T) {
 	require.Equal(t, exitOK, code, stderr.String())
 	require.Len(t, parseResults(t, stdout.String()), 2)
 }
+
+// A bad line, and more lines than may wait, hung the crawl.
+func TestBadLinesAndLongFiles(t *testing.T) {
+	src, err := openDemo(options{})
+	require.NoError(t, err)
+	o, err := parseFlags([]string{"-demo", "-size", "1", "-attempts", "1"}, io.Discard)
+	require.NoError(t, err)
+	s, err := start(o, src, func(fleet.Event) {})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.end(fleet.Destroy)) }()
+	c := newCrawler(o, s.store)
+	c.start(t.Context())
+	var lines strings.Builder
+	lines.WriteString("https://news.test/1\nnot a url\n")
+	for range limit + 100 {
+		lines.WriteString("mailto:nobody\n")
+	}
+	fed := make(chan error, 1)
+	go func() { fed <- c.feed(t.Context(), strings.NewReader(lines.String())) }()
+	outcomes := map[lease.OutcomeKind]int{}
+	for r := range c.results {
+		outcomes[r.Outcome]++
+	}
+	require.NoError(t, <-fed)
+	assert.Equal(t, map[lease.OutcomeKind]int{lease.OK: 1, outcomeInvalid: limit + 101}, outcomes)
+}

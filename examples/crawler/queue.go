@@ -4,8 +4,9 @@ import "sync"
 
 // job is one URL to fetch.
 type job struct {
-	url    string
-	domain string
+	url     string
+	domain  string
+	invalid bool // it is no URL: to be reported, not fetched
 }
 
 // queue hands out jobs so that no domain has more than its share at a time, and

@@ -179,12 +179,17 @@ func crawlAll(ctx context.Context, o options, signals <-chan os.Signal, stdin io
 		<-draining.Done()
 		c.queue.drop()
 	}()
-	if err := c.feed(draining, src.urls); err != nil {
-		c.queue.drop()
-		return false, errors.Join(err, screen.consume(c, src.onResult))
-	}
+	fed := make(chan error, 1)
+	go func() { fed <- c.feed(draining, src.urls) }()
 	if err := screen.consume(c, src.onResult); err != nil {
 		return false, err
+	}
+	select {
+	case err := <-fed:
+		if err != nil {
+			return false, err
+		}
+	case <-draining.Done(): // it may wait for input that never comes
 	}
 	return screen.allFetched() && draining.Err() == nil, nil
 }
@@ -247,7 +252,7 @@ func (c *crawler) feed(ctx context.Context, r io.Reader) error {
 		}
 		u, err := url.Parse(line)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			c.results <- result{URL: line, Outcome: "invalid", Error: "not an http or https URL"}
+			c.queue.put(job{url: line, invalid: true})
 			continue
 		}
 		c.queue.put(job{url: u.String(), domain: u.Hostname()})

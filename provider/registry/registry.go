@@ -38,7 +38,6 @@ import (
 	"slices"
 	"strings"
 
-	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/egressfleet/egress/internal/check"
@@ -63,29 +62,6 @@ func For[C any, P provider.Provider](build func(name string, cfg C) (P, error)) 
 		}
 		return func(name string) (provider.Provider, error) { return build(name, cfg) }, nil
 	}}
-}
-
-// strict decodes JSON and reports every unknown field with its path.
-func strict(data []byte, into any) error {
-	unknown, err := kjson.UnmarshalStrict(data, into)
-	if err != nil {
-		return err
-	}
-	var problems check.Problems
-	for _, e := range unknown {
-		problems.Within("", fieldError(e))
-	}
-	return problems.Err()
-}
-
-// fieldError puts the path of a field before what is wrong with it.
-func fieldError(err error) error {
-	for _, what := range []string{"unknown field", "duplicate field"} {
-		if quoted, ok := strings.CutPrefix(err.Error(), what+" "); ok {
-			return fmt.Errorf("%s: %s", strings.Trim(quoted, `"`), what)
-		}
-	}
-	return err
 }
 
 // Registry holds named providers.
@@ -127,6 +103,21 @@ func Parse(data []byte, types Types) (*Registry, error) {
 	return r, nil
 }
 
+// oneDocument refuses a second YAML document, which would be ignored.
+func oneDocument(data []byte) error {
+	content := false
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimRight(line, "\r\n\t ")
+		switch {
+		case content && (line == "---" || strings.HasPrefix(line, "--- ")):
+			return errors.New("the file must be one YAML document: there is a second one behind ---")
+		case line != "" && line != "---" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "%"):
+			content = true
+		}
+	}
+	return nil
+}
+
 // entry is a well-formed entry of the file.
 type entry struct {
 	name  string
@@ -134,6 +125,9 @@ type entry struct {
 }
 
 func parse(data []byte, types Types) ([]entry, error) {
+	if err := oneDocument(data); err != nil {
+		return nil, err
+	}
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
 		return nil, err
@@ -141,8 +135,10 @@ func parse(data []byte, types Types) ([]entry, error) {
 	var file struct {
 		Providers []map[string]json.RawMessage `json:"providers"`
 	}
-	if err := strict(text, &file); err != nil {
-		return nil, err
+	if string(text) != "null" {
+		if err := strict(text, &file); err != nil {
+			return nil, err
+		}
 	}
 	var problems check.Problems
 	problems.Require(len(file.Providers) > 0, "providers", "list at least one provider")

@@ -9,11 +9,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
 	"github.com/egressfleet/egress/provider/registry"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // nested is the configuration of a user's own provider.
 type nested struct {
@@ -83,7 +86,8 @@ providers:
 	for _, want := range []string{
 		`providers[0].name: "a/b": becomes a part of provider IDs`,
 		`providers[1].type: "lokal": must be one of ["local" "own"]`,
-		`providers[2].own: "soon" is no duration`,
+		`providers[2].own.hosts[0].adress: unknown field`,
+		`providers[2].own.hosts[1].wait: "soon" is no duration`,
 		`providers[3].kvm: unknown field`,
 		`providers[3].own.host: unknown field`,
 		`providers[3].own.hosts[1].adress: unknown field`,
@@ -93,9 +97,13 @@ providers:
 		assert.ErrorContains(t, err, want)
 	}
 	for text, want := range map[string]string{
-		"":                             "list at least one provider",
-		"providers: []":                "list at least one provider",
-		"providers: {}":                "cannot unmarshal object",
+		"":              "list at least one provider",
+		"providers: []": "list at least one provider",
+		"providers: {}": "providers: must be a list",
+		"[]":            "must be an object",
+		"providers: [{name: a, type: local, local: {username: 1, capacity: x, resolve: []}}]": "providers[0].local.username: must be a string",
+		"providers: [{name: a, type: local, local: {bootDelay: soon}}]":                       `providers[0].local.bootDelay: "soon" is no duration`,
+		"providers: [{name: a, type: local}]\n---\nproviders: []":                             "must be one YAML document",
 		"provider: []":                 "provider: unknown field",
 		"providers: [":                 "did not find expected node content",
 		"providers: []\nproviders: []": "already set in map",
