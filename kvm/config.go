@@ -10,7 +10,9 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -173,6 +175,7 @@ func (c Config) Validate() error {
 	c.checkDefaults(&problems)
 	problems.Require(len(c.MachineTypes) > 0, "machineTypes", "give at least one, such as small: {vcpus: 1, memoryMiB: 1024}")
 	for _, key := range slices.Sorted(maps.Keys(c.MachineTypes)) {
+		problems.Require(key != "", "machineTypes", "a machine type has no name")
 		problems.Within(fmt.Sprintf("machineTypes.%s", key), c.MachineTypes[key].validate())
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Images)) {
@@ -224,6 +227,12 @@ func (h Host) validate() error {
 	var problems check.Problems
 	problems.Within("name", provider.ValidIDPart(h.Name))
 	problems.Require(h.Bridge != "", "bridge", "give the network bridge of the instances, such as br0")
+	if h.Bridge != "" && !interfacePattern.MatchString(h.Bridge) {
+		problems.Add("bridge", h.Bridge, "must be the name of a network interface: at most 15 letters, digits, and the characters _ . -")
+	}
+	if strings.ContainsFunc(h.Pool, func(r rune) bool { return unicode.IsControl(r) || r == '/' }) {
+		problems.Add("pool", h.Pool, "must be the name of a storage pool, without slashes and control characters")
+	}
 	if h.Socket != "" && !strings.HasPrefix(h.Socket, "/") {
 		problems.Add("socket", h.Socket, "must be an absolute path")
 	}
@@ -231,12 +240,28 @@ func (h Host) validate() error {
 		return problems.Err()
 	}
 	problems.Require(h.User != "", "user", "give the account to log in as")
+	if strings.ContainsFunc(h.User, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' }) {
+		problems.Add("user", h.User, "must be the name of an account")
+	}
 	if h.Address == "" {
 		problems.Missing("address", "give host:port of its sshd, or local for this machine's own libvirt")
-	} else if _, _, err := net.SplitHostPort(h.sshAddress()); err != nil || strings.Contains(h.Address, "/") {
+	} else if !validSSHAddress(h.sshAddress()) {
 		problems.Add("address", h.Address, "must be host:port of its sshd, or local for this machine's own libvirt")
 	}
 	return problems.Err()
+}
+
+// interfacePattern is what Linux takes as the name of an interface, IFNAMSIZ less
+// the final zero, and a bit narrower.
+var interfacePattern = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
+
+func validSSHAddress(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" || strings.ContainsAny(host, "/@ \t\r\n") {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
 }
 
 // local tells whether the host is reached by a socket of this machine.

@@ -91,3 +91,26 @@ func TestConfigIsCopied(t *testing.T) {
 	assert.EqualValues(t, 1, d.XML.VCPU.Value)
 	assert.Equal(t, "br0", d.XML.Devices.Interfaces[0].Source.Bridge.Bridge)
 }
+
+func TestOddHostsAreRefused(t *testing.T) {
+	good := kvm.Host{Name: "a", Address: "h:22", User: "u", Bridge: "br0"}
+	types := map[string]kvm.MachineType{"small": {VCPUs: 1, MemoryMiB: 512}}
+	validate := func(h kvm.Host) error {
+		return kvm.Config{SSHKeyFile: "k", KnownHostsFile: "k", MachineTypes: types, Hosts: []kvm.Host{h}}.Validate()
+	}
+	require.NoError(t, validate(good))
+	for _, address := range []string{"h:", ":22", "h:99999", "h:-1", "127.0.0.1:0", "h h:22", "u@h:22", "h/x:22"} {
+		h := good
+		h.Address = address
+		assert.ErrorContains(t, validate(h), "hosts[0].address: ", address)
+	}
+	for field, h := range map[string]kvm.Host{
+		"bridge": {Name: "a", Address: "h:22", User: "u", Bridge: "a b/../c"},
+		"pool":   {Name: "a", Address: "h:22", User: "u", Bridge: "br0", Pool: "a\nb"},
+		"user":   {Name: "a", Address: "h:22", User: "u\n", Bridge: "br0"},
+	} {
+		assert.ErrorContains(t, validate(h), "hosts[0]."+field+": ", field)
+	}
+	cfg := kvm.Config{SSHKeyFile: "k", KnownHostsFile: "k", MachineTypes: map[string]kvm.MachineType{"": types["small"]}, Hosts: []kvm.Host{good}}
+	assert.ErrorContains(t, cfg.Validate(), "machineTypes: a machine type has no name")
+}

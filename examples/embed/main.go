@@ -4,8 +4,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/egressfleet/egress/fleet"
 	"github.com/egressfleet/egress/health"
@@ -14,30 +16,39 @@ import (
 )
 
 func main() {
-	ctx := context.Background()
-	p, err := local.New(local.Config{Username: "crawler", Password: "secret"}) // kvm.New makes VMs
-	check(err)
-	prober, err := health.NewProber(health.ProbeConfig{URL: "https://example.com/"})
-	check(err)
-	store, err := lease.NewMemory(lease.MemoryConfig{})
-	check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := fetch(ctx, "https://example.com/"); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func fetch(ctx context.Context, page string) error {
+	p, err1 := local.New(local.Config{Username: "crawler", Password: "secret"}) // kvm.New makes VMs
+	prober, err2 := health.NewProber(health.ProbeConfig{URL: page})
+	store, err3 := lease.NewMemory(lease.MemoryConfig{})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
 	f, err := fleet.New(fleet.Config{
 		Provider: p, Tag: "readme", Size: 3, Endpoint: p.Endpoint, Inventory: store,
 		Health: health.EngineConfig{Probe: prober.Probe},
 	})
-	check(err)
-	defer f.Close(ctx, fleet.Destroy)
-	l, err := store.Acquire(ctx, lease.Request{Holder: "readme", Domain: "example.com"})
-	check(err)
-	defer l.Release(ctx)
-	resp, err := l.Client().Get("https://example.com/")
-	check(l.Report(ctx, lease.Judge(resp, err)))
-	check(err)
-	fmt.Println(resp.Status, "through", l.Endpoint().URL)
-}
-
-func check(err error) {
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
+	defer f.Close(context.Background(), fleet.Destroy)
+	l, err := store.Acquire(ctx, lease.Request{Holder: "readme", Domain: "example.com"})
+	if err != nil {
+		return err
+	}
+	defer l.Release(ctx)
+	resp, err := l.Client().Get(page)
+	_ = l.Report(ctx, lease.Judge(resp, err))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, err = fmt.Println(resp.Status, "through", l.Endpoint().URL)
+	return err
 }

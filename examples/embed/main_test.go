@@ -15,8 +15,7 @@ func TestREADMEShowsThisProgram(t *testing.T) {
 	require.NoError(t, err)
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
-	_, main, found := strings.Cut(string(source), "func main() {\n")
+	_, shown, found := strings.Cut(string(source), "func main() {\n")
 	require.True(t, found)
-	main, _, _ = strings.Cut(main, "\n}\n")
-	assert.Contains(t, string(readme), "func main() {\n"+main+"\n}\n")
+	assert.Contains(t, string(readme), "```go\nfunc main() {\n"+shown+"```\n")
 }
