@@ -4,9 +4,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log"
 	"time"
 
 	"github.com/egressfleet/egress/fleet"
@@ -18,37 +16,25 @@ import (
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := fetch(ctx, "https://example.com/"); err != nil {
-		log.Fatal(err)
-	}
-}
-
-func fetch(ctx context.Context, page string) error {
-	p, err1 := local.New(local.Config{Username: "crawler", Password: "secret"}) // kvm.New makes VMs
-	prober, err2 := health.NewProber(health.ProbeConfig{URL: page})
-	store, err3 := lease.NewMemory(lease.MemoryConfig{})
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return err
-	}
-	f, err := fleet.New(fleet.Config{
+	p := must(local.New(local.Config{Username: "crawler", Password: "secret"})) // kvm.New makes VMs
+	prober := must(health.NewProber(health.ProbeConfig{URL: "https://example.com/"}))
+	store := must(lease.NewMemory(lease.MemoryConfig{}))
+	f := must(fleet.New(fleet.Config{
 		Provider: p, Tag: "readme", Size: 3, Endpoint: p.Endpoint, Inventory: store,
 		Health: health.EngineConfig{Probe: prober.Probe},
-	})
-	if err != nil {
-		return err
-	}
-	defer f.Close(context.Background(), fleet.Destroy)
-	l, err := store.Acquire(ctx, lease.Request{Holder: "readme", Domain: "example.com"})
-	if err != nil {
-		return err
-	}
+	}))
+	defer f.Close(context.Background(), fleet.Destroy) // also when must panics
+	l := must(store.Acquire(ctx, lease.Request{Holder: "readme", Domain: "example.com"}))
 	defer l.Release(ctx)
-	resp, err := l.Client().Get(page)
+	resp, err := l.Client().Get("https://example.com/")
 	_ = l.Report(ctx, lease.Judge(resp, err))
+	defer must(resp, err).Body.Close()
+	fmt.Println(resp.Status, "through", l.Endpoint().URL)
+}
+
+func must[T any](v T, err error) T {
 	if err != nil {
-		return err
+		panic(err)
 	}
-	defer resp.Body.Close()
-	_, err = fmt.Println(resp.Status, "through", l.Endpoint().URL)
-	return err
+	return v
 }

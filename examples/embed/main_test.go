@@ -17,5 +17,6 @@ func TestREADMEShowsThisProgram(t *testing.T) {
 	require.NoError(t, err)
 	_, shown, found := strings.Cut(string(source), "func main() {\n")
 	require.True(t, found)
-	assert.Contains(t, string(readme), "```go\nfunc main() {\n"+shown+"```\n")
+	shown, _, _ = strings.Cut(shown, "\n}\n")
+	assert.Contains(t, string(readme), "```go\nfunc main() {\n"+shown+"\n}\n```\n")
 }
