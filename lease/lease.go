@@ -200,17 +200,14 @@ func (l *Lease) extend(until time.Time) error {
 	return nil
 }
 
-// The errors of the usual ends are made once.
-var errReleased, errExpired, errRevoked error = &lostError{ErrReleased}, &lostError{ErrExpired}, &lostError{ErrRevoked}
+// usualEnds are the errors of the usual causes, made once.
+var usualEnds = []*lostError{{ErrReleased}, {ErrExpired}, {ErrRevoked}}
 
 func lost(cause error) error {
-	switch cause { //nolint:errorlint // these values themselves.
-	case ErrReleased:
-		return errReleased
-	case ErrExpired:
-		return errExpired
-	case ErrRevoked:
-		return errRevoked
+	for _, end := range usualEnds {
+		if end.cause == cause { //nolint:errorlint // these values themselves.
+			return end
+		}
 	}
 	return &lostError{cause}
 }
