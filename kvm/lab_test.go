@@ -48,7 +48,8 @@ const labHint = "needs a hypervisor: set KVM_TEST_HOST, KVM_TEST_USER, KVM_TEST_
 // lab is a provider on the hypervisor of the environment.
 type lab struct {
 	*kvm.Provider
-	cfg kvm.Config
+	cfg    kvm.Config
+	images *imageServer // of blank
 }
 
 func labConfig(t testing.TB) kvm.Config {
@@ -105,6 +106,7 @@ func (l *lab) blank(t *testing.T, key string, size uint64) (volume string) {
 	t.Helper()
 	content := fakelibvirt.BlankQCOW2(size)
 	s := newImageServer(t)
+	l.images = s
 	s.serve(serveBytes(content))
 	l.cfg.Images = map[string]kvm.Image{key: {URL: s.URL + "/blank.qcow2", SHA256: digestOf(content)}}
 	l.Provider = l.again(t)
@@ -149,6 +151,7 @@ func TestLabBlank(t *testing.T) {
 	t.Cleanup(func() { _ = l.Delete(context.Background(), idA) })
 	require.NoError(t, err)
 	t.Logf("cold Create %s", time.Since(start))
+	require.EqualValues(t, 1, l.images.requests.Load(), "the image was fetched")
 	start = time.Now()
 	idB, err := l.Create(ctx, b)
 	t.Cleanup(func() { _ = l.Delete(context.Background(), idB) })
@@ -158,6 +161,7 @@ func TestLabBlank(t *testing.T) {
 	again, err := l.again(t).Create(ctx, a)
 	require.NoError(t, err)
 	assert.Equal(t, idA, again)
+	assert.EqualValues(t, 1, l.images.requests.Load(), "and never again")
 
 	in, err := l.again(t).Get(ctx, idA)
 	require.NoError(t, err)
