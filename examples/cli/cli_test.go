@@ -254,7 +254,7 @@ func TestErrorsTellTheNextStep(t *testing.T) {
 			want: []string{"not accepted yet: dev Create: the host does not answer", "was not accepted within 30ms", "next: try again"}},
 		"host that is refused": {args: []string{"up"}, onCall: refused, code: exitPermanent, want: []string{"dev Create: the key is refused"}},
 		"host that ends to answer": {args: []string{"up", "--timeout", "30ms"}, onCall: silent, change: func(a *app) { a.patience = 300 * time.Millisecond },
-			code: exitTransient, want: []string{"cannot tell whether something of proxy-", "next: when the host answers: egressctl --providers"}},
+			code: exitTransient, want: []string{"cannot tell whether something of hosts/local/proxies/proxy-", "next: when the host answers: egressctl --providers"}},
 		"list of it": {args: []string{"ls"}, onCall: silent, code: exitTransient, want: []string{"dev ListByTag: the host does not answer"}},
 		"crash":      {args: []string{"up"}, fault: local.Crash, code: exitPermanent, want: []string{"the guest crashed", "-console.log"}},
 		"vanished":   {args: []string{"up"}, fault: local.Vanish, code: exitNotFound, want: []string{"not found", "next: somebody removed it"}},
