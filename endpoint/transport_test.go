@@ -174,8 +174,7 @@ func TestAnySuccessMakesATunnel(t *testing.T) {
 func TestStageOfFailure(t *testing.T) {
 	target := proxytest.TLSTarget(t, hello)
 	certificate, _ := proxytest.Certificate(t)
-	down, downURL := proxytest.Proxy(t, connectproxy.Config{})
-	down.Close()
+	downURL := proxytest.Dead(t)
 	_, tlsURL := proxytest.Proxy(t, connectproxy.Config{TLS: certificate})
 	_, openURL := proxytest.Proxy(t, connectproxy.Config{Resolve: target.Resolve})
 	hung, hungURL := proxytest.Proxy(t, connectproxy.Config{})
