@@ -1,4 +1,5 @@
-// Package lease lends proxies to those who crawl, one holder at a time.
+// Package lease lends proxies to those who crawl, by default to one holder at a
+// time.
 //
 // A [Store] is what holders use: acquire a lease for a domain, fetch through
 // it, report how it went, release it.
@@ -22,6 +23,14 @@
 // [Store.Acquire] waits its turn until its context ends; its error then says
 // why nothing came. [Store.TryAcquire] answers at once.
 //
+// A [Selector] chooses by the endpoints' attributes, such as a region. A session
+// keeps its requests on one endpoint. Where several holders may share an endpoint,
+// a new one, and one that has failed, is on probation: it has one holder until that
+// reports an OK.
+//
+// Work that outlasts a lease's time is done under [Lease.Keep], which renews the
+// lease in the background and cancels the work when it is lost.
+//
 // # Failing closed
 //
 // A lease that is released, expired or revoked is lost for good: requests in
@@ -35,7 +44,8 @@
 //
 // An [Outcome] says how a request went. A proxy fault cools the endpoint down,
 // and comes out of [Inventory.Reports] for whoever probes. A target that blocks
-// cools the endpoint down for that domain alone, and no good probe lifts that.
-// Both grow with repetition and end with success. Nothing else has
-// consequences: a target's 404 is not the proxy's fault.
+// cools the endpoint down for that domain alone, with all others that leave by the
+// same egress address, and no good probe lifts that. Both grow with repetition and
+// end with success; failures that were in flight together count once. Nothing else
+// has consequences: a target's 404 is not the proxy's fault.
 package lease
