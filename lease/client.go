@@ -88,17 +88,20 @@ func holdBody(rc io.ReadCloser, l *Lease, done func()) io.ReadCloser {
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == nil || errors.Is(err, io.EOF) {
-		if err != nil {
-			b.once.Do(b.done)
-		}
-		return n, err
+	if err == nil {
+		return n, nil
 	}
-	if lost := b.lease.Err(); lost != nil {
-		err = errors.Join(lost, err)
-	}
+	// Even at the end: our own hanging up may make the target end its body as if it
+	// were whole.
+	lost := b.lease.Err()
 	b.once.Do(b.done)
-	return n, err
+	switch {
+	case lost == nil:
+		return n, err
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF
+	}
+	return n, errors.Join(lost, err)
 }
 
 func (b *body) Close() error {
