@@ -665,3 +665,30 @@ func TestTheBootTimeoutNeverRunsForAHealthyProxy(t *testing.T) {
 		assert.Positive(t, w.count(fleet.Replacing))
 	})
 }
+
+// stale is a provider whose lists take long, and tell what was at their beginning.
+type stale struct{ provider.Provider }
+
+func (p stale) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	all, err := p.Provider.ListByTag(ctx, tag)
+	time.Sleep(20 * time.Second)
+	return all, err
+}
+
+// What ended while a list was made is in the list, and must not be taken for
+// another's.
+func TestAListThatIsOlderThanAnEndBringsNothingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, local.HostConfig{})
+		w.cfg.Provider = stale{w.p}
+		w.cfg.PollInterval = 100 * time.Millisecond
+		w.start()
+		w.ready(2)
+		for range 30 {
+			require.NoError(t, w.host.Inject(w.instances()[0].ID, local.Crash))
+			time.Sleep(7 * time.Second)
+		}
+		assert.Zero(t, w.count(fleet.Adopted))
+		assert.Equal(t, 2, w.healthy())
+	})
+}
