@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // MetaData is what the seed says of the instance itself.
@@ -35,22 +37,22 @@ var reservedKeys = []string{"instance-id", "local-hostname", "public-keys"}
 
 // Validate reports every problem of m at once.
 func (m MetaData) Validate() error {
-	var p problems
+	var p check.Problems
 	m.check(&p, "")
-	return p.err()
+	return p.Err()
 }
 
 // check notes what is wrong with m, its fields named behind prefix.
-func (m MetaData) check(p *problems, prefix string) {
+func (m MetaData) check(p *check.Problems, prefix string) {
 	if m.InstanceID != "" && !isName(m.InstanceID, "._-") {
-		p.add(prefix+"instanceID", m.InstanceID, "use letters, digits, dots, underscores and hyphens, starting with a letter or digit")
+		p.Add(prefix+"instanceID", m.InstanceID, "use letters, digits, dots, underscores and hyphens, starting with a letter or digit")
 	}
 	if m.LocalHostname != "" && !isHostname(m.LocalHostname) {
-		p.add(prefix+"localHostname", m.LocalHostname, "not a host name; use labels of letters, digits and hyphens, 63 characters each and 253 in all")
+		p.Add(prefix+"localHostname", m.LocalHostname, "not a host name; use labels of letters, digits and hyphens, 63 characters each and 253 in all")
 	}
 	for i, key := range m.PublicKeys {
 		if !isLine(key) || strings.TrimSpace(key) == "" {
-			p.add(fmt.Sprintf("%spublicKeys[%d]", prefix, i), fmt.Sprintf("%d bytes", len(key)), "not one line of text; give a line as in authorized_keys")
+			p.Add(fmt.Sprintf("%spublicKeys[%d]", prefix, i), fmt.Sprintf("%d bytes", len(key)), "not one line of text; give a line as in authorized_keys")
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Extra)) {
@@ -60,14 +62,14 @@ func (m MetaData) check(p *problems, prefix string) {
 
 // checkExtra notes what is wrong with one extra key. The value is not quoted:
 // it may be a secret.
-func (m MetaData) checkExtra(p *problems, field, key string) {
+func (m MetaData) checkExtra(p *check.Problems, field, key string) {
 	switch {
 	case slices.Contains(reservedKeys, key):
-		p.add(field, key, "is written by a field of its own; set that")
+		p.Add(field, key, "is written by a field of its own; set that")
 	case !isName(key, "._-"):
-		p.add(field, key, "not a key; use letters, digits, dots, underscores and hyphens")
+		p.Add(field, key, "not a key; use letters, digits, dots, underscores and hyphens")
 	case !utf8.ValidString(m.Extra[key]):
-		p.add(field+"."+key, fmt.Sprintf("%d bytes", len(m.Extra[key])), "not UTF-8; encode it, as base64 for instance")
+		p.Add(field+"."+key, fmt.Sprintf("%d bytes", len(m.Extra[key])), "not UTF-8; encode it, as base64 for instance")
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // Content types of a [Part]. With ContentTypeDetect cloud-init looks at the
@@ -48,13 +50,13 @@ type Part struct {
 // characters than such names have, or a nested MIME document that is not
 // UTF-8, which cloud-init cannot read.
 func Multipart(parts ...Part) ([]byte, error) {
-	var p problems
+	var p check.Problems
 	var bodies [][]byte
 	for i, part := range parts {
 		part.check(&p, fmt.Sprintf("parts[%d].", i))
 		bodies = append(bodies, part.body())
 	}
-	if err := p.err(); err != nil {
+	if err := p.Err(); err != nil {
 		return nil, err
 	}
 	boundary := boundaryOf(bodies)
@@ -80,16 +82,16 @@ func boundaryOf(bodies [][]byte) string {
 }
 
 // check notes what is wrong with one part.
-func (p Part) check(errs *problems, path string) {
+func (p Part) check(errs *check.Problems, path string) {
 	main, sub, ok := strings.Cut(p.ContentType, "/")
 	if p.ContentType != "" && (!ok || !isName(main, "-.+") || !isName(sub, "-.+")) {
-		errs.add(path+"contentType", p.ContentType, "not a media type; write it as text/cloud-config")
+		errs.Add(path+"contentType", p.ContentType, "not a media type; write it as text/cloud-config")
 	}
 	if p.Filename != "" && !isName(p.Filename, "._-") {
-		errs.add(path+"filename", p.Filename, "not a plain file name; use letters, digits, dots, underscores and hyphens")
+		errs.Add(path+"filename", p.Filename, "not a plain file name; use letters, digits, dots, underscores and hyphens")
 	}
 	if m := mimeDocument(p.Content); m != nil && !utf8.Valid(m) {
-		errs.add(path+"content", fmt.Sprintf("%d bytes", len(m)), "a MIME document that is not UTF-8, which cloud-init cannot read; encode its parts as base64")
+		errs.Add(path+"content", fmt.Sprintf("%d bytes", len(m)), "a MIME document that is not UTF-8, which cloud-init cannot read; encode its parts as base64")
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // Network is a network configuration of version 2, the form that netplan and
@@ -74,34 +76,34 @@ type Route struct {
 
 // Validate reports every problem of n at once.
 func (n Network) Validate() error {
-	var p problems
+	var p check.Problems
 	macs := map[string]bool{}
 	for i, nic := range n.Interfaces {
 		path := fmt.Sprintf("interfaces[%d].", i)
 		nic.check(&p, path)
 		if mac := strings.ToLower(nic.MAC); macs[mac] {
-			p.add(path+"mac", nic.MAC, "used twice; describe each card once")
+			p.Add(path+"mac", nic.MAC, "used twice; describe each card once")
 		} else {
 			macs[mac] = true
 		}
 	}
-	return p.err()
+	return p.Err()
 }
 
 // check notes what is wrong with one card.
-func (n Interface) check(p *problems, path string) {
+func (n Interface) check(p *check.Problems, path string) {
 	if hw, err := net.ParseMAC(n.MAC); err != nil || len(hw) != 6 {
-		p.add(path+"mac", n.MAC, "not a MAC address; write it as 52:54:00:12:34:56")
+		p.Add(path+"mac", n.MAC, "not a MAC address; write it as 52:54:00:12:34:56")
 	}
 	if n.Name != "" && (!isName(n.Name, "._-") || len(n.Name) > 15) {
-		p.add(path+"name", n.Name, "not an interface name; use at most 15 letters, digits, dots, underscores and hyphens")
+		p.Add(path+"name", n.Name, "not an interface name; use at most 15 letters, digits, dots, underscores and hyphens")
 	}
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > 65535) {
-		p.add(path+"mtu", n.MTU, "out of range; use 68 to 65535, or leave it out")
+		p.Add(path+"mtu", n.MTU, "out of range; use 68 to 65535, or leave it out")
 	}
 	for i, domain := range n.Search {
 		if !isHostname(domain) {
-			p.add(fmt.Sprintf("%ssearch[%d]", path, i), domain, "not a domain name")
+			p.Add(fmt.Sprintf("%ssearch[%d]", path, i), domain, "not a domain name")
 		}
 	}
 	n.checkAddresses(p, path)
@@ -111,42 +113,42 @@ func (n Interface) check(p *problems, path string) {
 }
 
 // checkAddresses notes what is wrong with addresses, gateways and name servers.
-func (n Interface) checkAddresses(p *problems, path string) {
+func (n Interface) checkAddresses(p *check.Problems, path string) {
 	for i, a := range n.Addresses {
 		if !a.IsValid() {
-			p.add(fmt.Sprintf("%saddresses[%d]", path, i), a, "not an address; write it as 192.0.2.10/24")
+			p.Add(fmt.Sprintf("%saddresses[%d]", path, i), a, "not an address; write it as 192.0.2.10/24")
 		}
 	}
 	families := map[bool]bool{}
 	for i, g := range n.Gateways {
 		at := fmt.Sprintf("%sgateways[%d]", path, i)
 		if !g.IsValid() {
-			p.add(at, g, "not an address; write it as 192.0.2.1")
+			p.Add(at, g, "not an address; write it as 192.0.2.1")
 		} else if families[g.Is4()] {
-			p.add(at, g, "a second default route of its family; give it as a route with a metric")
+			p.Add(at, g, "a second default route of its family; give it as a route with a metric")
 		}
 		families[g.Is4()] = true
 	}
 	for i, s := range n.Nameservers {
 		if !s.IsValid() {
-			p.add(fmt.Sprintf("%snameservers[%d]", path, i), s, "not an address; write it as 192.0.2.53")
+			p.Add(fmt.Sprintf("%snameservers[%d]", path, i), s, "not an address; write it as 192.0.2.53")
 		}
 	}
 }
 
 // check notes what is wrong with a route.
-func (r Route) check(p *problems, path string) {
+func (r Route) check(p *check.Problems, path string) {
 	if !r.To.IsValid() {
-		p.add(path+"to", r.To, "not a network; write it as 198.51.100.0/24")
+		p.Add(path+"to", r.To, "not a network; write it as 198.51.100.0/24")
 	}
 	if !r.Via.IsValid() {
-		p.add(path+"via", r.Via, "not an address; write it as 192.0.2.1")
+		p.Add(path+"via", r.Via, "not an address; write it as 192.0.2.1")
 	}
 	if r.To.IsValid() && r.Via.IsValid() && r.To.Addr().Is4() != r.Via.Is4() {
-		p.add(path+"via", r.Via, "not of the family of "+r.To.String()+"; use a router of the same")
+		p.Add(path+"via", r.Via, "not of the family of "+r.To.String()+"; use a router of the same")
 	}
 	if r.Metric < 0 {
-		p.add(path+"metric", r.Metric, "negative; use a positive number, or leave it out")
+		p.Add(path+"metric", r.Metric, "negative; use a positive number, or leave it out")
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // Seed is a NoCloud seed: the files that cloud-init looks for on a disk with
@@ -37,14 +39,14 @@ type Seed struct {
 
 // Validate reports every problem of s at once.
 func (s Seed) Validate() error {
-	var p problems
+	var p check.Problems
 	s.MetaData.check(&p, "metaData.")
 	for _, f := range s.files(nil) {
 		if uint64(len(f.content)) > math.MaxUint32 {
-			p.add(f.name, fmt.Sprintf("%d bytes", len(f.content)), "too long for a file of ISO 9660; keep it below 4 GiB")
+			p.Add(f.name, fmt.Sprintf("%d bytes", len(f.content)), "too long for a file of ISO 9660; keep it below 4 GiB")
 		}
 	}
-	return p.err()
+	return p.Err()
 }
 
 // ISO builds the image: a multiple of 2048 bytes, 50 to 60 KB for a usual

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // Squid describes a forward proxy. [Squid.UserData] renders the cloud-config
@@ -133,12 +135,12 @@ func (s Squid) withDefaults() Squid {
 
 // Validate reports every problem of s at once.
 func (s Squid) Validate() error {
-	var p problems
+	var p check.Problems
 	if s.Port < 0 || s.Port > 65535 {
-		p.add("port", s.Port, "not a TCP port; use 1 to 65535, or leave it out for 3128")
+		p.Add("port", s.Port, "not a TCP port; use 1 to 65535, or leave it out for 3128")
 	}
 	if s.Listen.Zone() != "" || s.Listen.Is4In6() {
-		p.add("listen", s.Listen, "not a plain address; leave out the zone, and write IPv4 as IPv4")
+		p.Add("listen", s.Listen, "not a plain address; leave out the zone, and write IPv4 as IPv4")
 	}
 	s.checkAccess(&p)
 	for i, u := range s.Users {
@@ -154,85 +156,85 @@ func (s Squid) Validate() error {
 	checkLines(&p, "authorizedKeys", s.AuthorizedKeys)
 	checkLines(&p, "extraConf", s.ExtraConf)
 	s.checkExtraConf(&p)
-	return p.err()
+	return p.Err()
 }
 
 // checkExtraConf refuses to add to the ACLs that access depends on.
-func (s Squid) checkExtraConf(p *problems) {
+func (s Squid) checkExtraConf(p *check.Problems) {
 	for i, line := range s.ExtraConf {
 		f := strings.Fields(line)
 		if len(f) > 1 && f[0] == "acl" && strings.HasPrefix(f[1], "egress_") {
-			p.add(fmt.Sprintf("extraConf[%d]", i), "acl "+f[1], "would change who may use the proxy or what it may reach; set the fields for that, or name the acl otherwise")
+			p.Add(fmt.Sprintf("extraConf[%d]", i), "acl "+f[1], "would change who may use the proxy or what it may reach; set the fields for that, or name the acl otherwise")
 		}
 	}
 }
 
 // checkAccess refuses a proxy for nobody and a proxy for everybody.
-func (s Squid) checkAccess(p *problems) {
+func (s Squid) checkAccess(p *check.Problems) {
 	if len(s.Users) > 0 {
 		return
 	}
 	if len(s.Clients) == 0 {
-		p.add("clients", "", "neither client networks nor users are given, so the proxy would be open or useless; give one of them")
+		p.Add("clients", "", "neither client networks nor users are given, so the proxy would be open or useless; give one of them")
 	}
 	for i, c := range s.Clients {
 		if c.IsValid() && c.Bits() == 0 {
-			p.add(fmt.Sprintf("clients[%d]", i), c, "all addresses without users would be an open proxy; name the networks, or add users")
+			p.Add(fmt.Sprintf("clients[%d]", i), c, "all addresses without users would be an open proxy; name the networks, or add users")
 		}
 	}
 }
 
 // check notes what is wrong with a user, without telling the password.
-func (u SquidUser) check(p *problems, path string) {
+func (u SquidUser) check(p *check.Problems, path string) {
 	switch {
 	case u.Name == "":
-		p.add(path+"name", u.Name, "empty; basic authentication needs a name")
+		p.Add(path+"name", u.Name, "empty; basic authentication needs a name")
 	case strings.Contains(u.Name, ":"):
-		p.add(path+"name", u.Name, "holds a colon, which basic authentication takes for the end of the name; choose another")
+		p.Add(path+"name", u.Name, "holds a colon, which basic authentication takes for the end of the name; choose another")
 	case !isLine(u.Name):
-		p.add(path+"name", u.Name, "holds control characters or is not UTF-8; choose another")
+		p.Add(path+"name", u.Name, "holds control characters or is not UTF-8; choose another")
 	case u.Name[0] == ' ' || u.Name[0] == '#':
-		p.add(path+"name", u.Name, "starts with a space or a number sign, where the password file would have a comment; choose another")
+		p.Add(path+"name", u.Name, "starts with a space or a number sign, where the password file would have a comment; choose another")
 	case len(u.Name) > 200:
-		p.add(path+"name", u.Name, "longer than 200 bytes, which is the limit of the password file; choose another")
+		p.Add(path+"name", u.Name, "longer than 200 bytes, which is the limit of the password file; choose another")
 	}
 	switch {
 	case u.Password == "":
-		p.add(path+"password", "", "empty, which Squid takes for no password; give one")
+		p.Add(path+"password", "", "empty, which Squid takes for no password; give one")
 	case strings.ContainsAny(string(u.Password), "\x00\r\n"):
-		p.add(path+"password", u.Password, "holds NUL, carriage return or line feed, which Squid refuses; choose another")
+		p.Add(path+"password", u.Password, "holds NUL, carriage return or line feed, which Squid refuses; choose another")
 	case len(u.Password) > 512:
-		p.add(path+"password", u.Password, "longer than 512 bytes; choose another")
+		p.Add(path+"password", u.Password, "longer than 512 bytes; choose another")
 	}
 }
 
 // checkUnique refuses a name that is given twice.
-func (s Squid) checkUnique(p *problems) {
+func (s Squid) checkUnique(p *check.Problems) {
 	seen := map[string]bool{}
 	for i, u := range s.Users {
 		if seen[u.Name] {
-			p.add(fmt.Sprintf("users[%d].name", i), u.Name, "given twice; names must be unique")
+			p.Add(fmt.Sprintf("users[%d].name", i), u.Name, "given twice; names must be unique")
 		}
 		seen[u.Name] = true
 	}
 }
 
 // checkBounds notes limits out of their range.
-func (s Squid) checkBounds(p *problems) {
+func (s Squid) checkBounds(p *check.Problems) {
 	if s.LogBytes != 0 && s.LogBytes < 4096 {
-		p.add("logBytes", s.LogBytes, "too small; use at least 4096, or leave it out for 16 MiB")
+		p.Add("logBytes", s.LogBytes, "too small; use at least 4096, or leave it out for 16 MiB")
 	}
 	if s.FileDescriptors != 0 && (s.FileDescriptors < 256 || s.FileDescriptors > 65536) {
-		p.add("fileDescriptors", s.FileDescriptors, "out of range; use 256 to 65536, or leave it out for 16384")
+		p.Add("fileDescriptors", s.FileDescriptors, "out of range; use 256 to 65536, or leave it out for 16384")
 	}
 }
 
 // checkLines refuses what would not stay on a line of its own. A line may hold
 // a secret and is not quoted.
-func checkLines(p *problems, field string, lines []string) {
+func checkLines(p *check.Problems, field string, lines []string) {
 	for i, line := range lines {
 		if !isLine(strings.ReplaceAll(line, "\t", " ")) || strings.TrimSpace(line) == "" {
-			p.add(fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%d bytes", len(line)), "not one line of text; give each line as an element of its own")
+			p.Add(fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("%d bytes", len(line)), "not one line of text; give each line as an element of its own")
 		}
 	}
 }

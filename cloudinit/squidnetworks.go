@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // innerNetworks are the networks that a proxy for public targets has no
@@ -27,12 +29,12 @@ func parsePrefixes(lines ...string) []netip.Prefix {
 }
 
 // checkPrefixes notes what is not a network.
-func checkPrefixes(p *problems, field string, list []netip.Prefix) {
+func checkPrefixes(p *check.Problems, field string, list []netip.Prefix) {
 	for i, n := range list {
 		if !n.IsValid() {
-			p.add(fmt.Sprintf("%s[%d]", field, i), n, "not a network; write it as 192.0.2.0/24")
+			p.Add(fmt.Sprintf("%s[%d]", field, i), n, "not a network; write it as 192.0.2.0/24")
 		} else if n.Addr().Is4In6() {
-			p.add(fmt.Sprintf("%s[%d]", field, i), n, "IPv4 in IPv6 form; write it as IPv4")
+			p.Add(fmt.Sprintf("%s[%d]", field, i), n, "IPv4 in IPv6 form; write it as IPv4")
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/egressfleet/egress/internal/check"
 )
 
 // PortRange is a TCP port, or a range of them with both ends. As text it reads
@@ -44,10 +46,10 @@ func (r *PortRange) UnmarshalText(b []byte) error {
 }
 
 // checkPorts notes ranges that hold no port.
-func checkPorts(p *problems, field string, ranges []PortRange) {
+func checkPorts(p *check.Problems, field string, ranges []PortRange) {
 	for i, r := range ranges {
 		if r.First == 0 || r.Last != 0 && r.Last < r.First {
-			p.add(fmt.Sprintf("%s[%d]", field, i), r, "no port lies in it; use 1 to 65535, the lower end first")
+			p.Add(fmt.Sprintf("%s[%d]", field, i), r, "no port lies in it; use 1 to 65535, the lower end first")
 		}
 	}
 }

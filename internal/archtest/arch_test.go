@@ -42,7 +42,7 @@ var (
 // implementation, health and lease know neither providers nor each other, and
 // provider knows nothing.
 var rules = map[string]rule{
-	"cloudinit":                {},
+	"cloudinit":                {imports: []string{"internal/check"}},
 	"endpoint":                 {imports: []string{"internal/check"}},
 	"provider":                 {imports: []string{"internal/check"}},
 	"provider/local":           {imports: []string{"endpoint", "internal/check", "internal/connectproxy", "provider"}},
