@@ -14,6 +14,7 @@ import (
 	"github.com/egressfleet/egress/fleet"
 	"github.com/egressfleet/egress/fleet/fleetmetrics"
 	"github.com/egressfleet/egress/health"
+	"github.com/egressfleet/egress/internal/promtest"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider/local"
 )
@@ -54,18 +55,7 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, fleetmetrics.Register(f, nil, reg))
 	assert.Error(t, fleetmetrics.Register(f, nil, reg))
 	assert.EventuallyWithT(t, func(c *assert.CollectT) {
-		families, err := reg.Gather()
-		require.NoError(c, err)
-		got := map[string]float64{}
-		for _, family := range families {
-			for _, m := range family.GetMetric() {
-				key := family.GetName()
-				for _, l := range m.GetLabel() {
-					key += " " + l.GetValue()
-				}
-				got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-		}
+		got := promtest.Values(t, reg)
 		for key, want := range map[string]float64{
 			"egress_fleet_wanted ": 2, "egress_fleet_healthy ": 2, "egress_fleet_instances Serving ": 2,
 			"egress_fleet_instances Creating ": 0, "egress_fleet_events_total Created": 2,

@@ -13,6 +13,7 @@ import (
 	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/health"
 	"github.com/egressfleet/egress/health/healthmetrics"
+	"github.com/egressfleet/egress/internal/promtest"
 )
 
 func newEngine(t testing.TB) *health.Engine {
@@ -39,18 +40,7 @@ func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	require.NoError(t, healthmetrics.Register(e, nil, reg))
 	assert.Error(t, healthmetrics.Register(e, nil, reg))
-	families, err := reg.Gather()
-	require.NoError(t, err)
-	got := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			key := f.GetName()
-			for _, l := range m.GetLabel() {
-				key += " " + l.GetValue()
-			}
-			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-		}
-	}
+	got := promtest.Values(t, reg)
 	for key, want := range map[string]float64{
 		"egress_health_endpoints Healthy": 1, "egress_health_endpoints Unknown": 0, "egress_health_probes_ok_total": 1,
 		"egress_health_target_suspended default": 0,

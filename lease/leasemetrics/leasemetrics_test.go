@@ -9,27 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/promtest"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/lease/leasemetrics"
 )
-
-// gathered are the values of a registry by name and labels.
-func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
-	t.Helper()
-	families, err := reg.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			key := f.GetName()
-			for _, l := range m.GetLabel() {
-				key += " " + l.GetValue()
-			}
-			values[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-		}
-	}
-	return values
-}
 
 func TestMetrics(t *testing.T) {
 	store, err := lease.NewMemory(lease.MemoryConfig{})
@@ -48,7 +31,7 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, leasemetrics.Register(store, prometheus.Labels{"store": "main"}, reg))
 	assert.Error(t, leasemetrics.Register(store, prometheus.Labels{"store": "main"}, reg))
 	require.NoError(t, leasemetrics.Register(store, prometheus.Labels{"store": "other"}, reg))
-	got := gathered(t, reg)
+	got := promtest.Values(t, reg)
 	for key, want := range map[string]float64{
 		"egress_lease_up main": 1, "egress_lease_endpoints leased main": 1, "egress_lease_endpoints free main": 1,
 		"egress_lease_events_total acquired main": 1, "egress_lease_outcomes_total ok main": 1, "egress_lease_waiting main": 0,
