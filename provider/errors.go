@@ -37,6 +37,8 @@ const (
 	// CodeTerminal marks the error of [WaitRunning] about an instance that is
 	// Stopped or Failed.
 	CodeTerminal = "Terminal"
+	// CodeUnsupported marks what this provider cannot do.
+	CodeUnsupported = "Unsupported"
 )
 
 // Error is a provider's error with what is known of it. Only Class and Err are

@@ -1,0 +1,109 @@
+package provider_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/egressfleet/egress/provider"
+)
+
+// able has every ability, and says what it was asked for.
+type able struct {
+	provider.Provider
+	limit  int
+	minAge time.Duration
+}
+
+func (a *able) ReadConsole(_ context.Context, _ string, limit int) ([]byte, error) {
+	a.limit = limit
+	return []byte("login:"), nil
+}
+
+func (a *able) Diagnose(context.Context) ([]provider.Finding, error) {
+	return []provider.Finding{{Scope: "kvm1", Check: "pool", Status: provider.FindingOK, Evidence: "40 GiB free"}}, nil
+}
+
+func (a *able) Sweep(_ context.Context, req provider.SweepRequest) ([]provider.Leftover, error) {
+	a.minAge = req.MinAge
+	return []provider.Leftover{{Scope: "kvm1", Kind: "volume", Name: "base-x"}}, nil
+}
+
+func (a *able) Watch(_ context.Context, _ string, changed func(string)) error {
+	changed("hosts/kvm1/domains/proxy-a")
+	return context.Canceled
+}
+
+func (a *able) Explain(context.Context, string) (cause, err error) {
+	return provider.ErrQuotaExceeded, nil
+}
+
+func TestAbilitiesAreFoundThroughDecorators(t *testing.T) {
+	ctx := t.Context()
+	a := &able{}
+	p := decorator{inner: a}
+
+	text, err := provider.ReadConsole(ctx, p, "x", 0)
+	require.NoError(t, err)
+	assert.Equal(t, "login:", string(text))
+	assert.Equal(t, provider.DefaultConsoleBytes, a.limit)
+	_, err = provider.ReadConsole(ctx, p, "x", 7)
+	require.NoError(t, err)
+	assert.Equal(t, 7, a.limit)
+
+	findings, err := provider.Diagnose(ctx, p)
+	require.NoError(t, err)
+	assert.Len(t, findings, 1)
+
+	leftovers, err := provider.Sweep(ctx, p, provider.SweepRequest{Tag: "crawl"})
+	require.NoError(t, err)
+	assert.Len(t, leftovers, 1)
+	assert.Equal(t, provider.DefaultSweepAge, a.minAge)
+
+	var heard []string
+	err = provider.Watch(ctx, p, "crawl", func(id string) { heard = append(heard, id) })
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, []string{"hosts/kvm1/domains/proxy-a"}, heard)
+
+	cause, err := provider.Explain(ctx, p, "x")
+	require.NoError(t, err)
+	require.ErrorIs(t, cause, provider.ErrQuotaExceeded)
+}
+
+func TestAbilitiesThatAProviderHasNot(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p := struct{ provider.Provider }{}
+
+	_, err := provider.ReadConsole(ctx, p, "x", 0)
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.True(t, provider.HasCode(err, provider.CodeUnsupported))
+	findings, err := provider.Diagnose(ctx, p)
+	require.NoError(t, err)
+	assert.Empty(t, findings)
+	leftovers, err := provider.Sweep(ctx, p, provider.SweepRequest{Tag: "crawl"})
+	require.NoError(t, err)
+	assert.Empty(t, leftovers)
+	cause, err := provider.Explain(ctx, p, "x")
+	require.NoError(t, err)
+	require.NoError(t, cause)
+
+	cancel()
+	err = provider.Watch(ctx, p, "crawl", func(string) { t.Error("nobody can have called") })
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// What a provider cannot do is told by its code.
+func ExampleReadConsole() {
+	var p provider.Provider = struct{ provider.Provider }{}
+	_, err := provider.ReadConsole(context.Background(), p, "hosts/kvm1/domains/proxy-a", 0)
+	fmt.Println(err)
+	fmt.Println(provider.HasCode(err, provider.CodeUnsupported), errors.Is(err, provider.ErrPermanent))
+	// Output:
+	// ReadConsole hosts/kvm1/domains/proxy-a: this provider keeps no console (Unsupported)
+	// true true
+}
