@@ -101,7 +101,7 @@ func fieldsOf(path string, t reflect.Type) []string {
 		var all []string
 		for f := range structFields(t) {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			if name != "-" {
+			if f.IsExported() && name != "-" {
 				all = append(all, fieldsOf(path+"."+name, f.Type)...)
 			}
 		}

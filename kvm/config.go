@@ -1,6 +1,7 @@
 package kvm
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -28,12 +29,17 @@ type Config struct {
 	// Name is the provider's name in logs and errors; "kvm" if empty.
 	Name string `json:"-"`
 
-	// SSHKeyFile is a private key without a passphrase. Required unless all
-	// hosts are local. It is read again when it changed.
+	// SSHKeyFile is a private key to log in to the hosts with, see also
+	// Passphrase. Required unless each host is local or has its own, or SSHAgent
+	// is set. It is read again when it changed.
 	SSHKeyFile string `json:"sshKeyFile,omitempty"`
+	// SSHAgent also offers the keys of the agent whose socket SSH_AUTH_SOCK
+	// names, after that of the key file. They are asked for at each dial.
+	// Default false.
+	SSHAgent bool `json:"sshAgent,omitempty"`
 	// KnownHostsFile has the keys of the hosts, in the form of OpenSSH.
-	// Required unless all hosts are local or InsecureIgnoreHostKey is set. It is
-	// read again when it changed.
+	// Required unless each host is local or has its own, or
+	// InsecureIgnoreHostKey is set. It is read again when it changed.
 	KnownHostsFile string `json:"knownHostsFile,omitempty"`
 	// InsecureIgnoreHostKey accepts any host key: whoever answers in place of
 	// the host gets the user-data. Default false.
@@ -74,6 +80,11 @@ type Config struct {
 	// keep the name and is called again when Create resumes, concurrently for
 	// several instances. An error of it is ErrPermanent.
 	AmendDomain func(*libvirtxml.Domain) error `json:"-"`
+	// Passphrase, if set, is asked for the passphrase of a key file that has
+	// one: when the first connection needs it, and again only when the file
+	// changed or the answer was no use. What it returns is overwritten and never
+	// logged. It shall return when ctx ends, and its error is ErrTransient.
+	Passphrase func(ctx context.Context, keyFile string) ([]byte, error) `json:"-"`
 	// HTTPClient fetches the images; if nil, one that honours the proxy
 	// variables of the environment.
 	HTTPClient *http.Client `json:"-"`
@@ -88,18 +99,35 @@ type Host struct {
 	Name string `json:"name"`
 	// Address is host:port of its sshd, port 22 if left out. "local" is this
 	// machine's own libvirt, by its socket without SSH. Required, but an empty
-	// one with Socket set is local too.
+	// one with Socket set is local too. It may also be a URI of libvirt:
+	// qemu+ssh://user@host:port/system with the parameters keyfile, known_hosts,
+	// socket and no_verify, or qemu:///system and qemu+unix:///system with the
+	// parameter socket. Other parameters are errors.
 	Address string `json:"address,omitempty"`
-	// User is the account to log in as. Required unless the host is local.
+	// User is the account to log in as. Required unless the host is local or
+	// its URI has it.
 	User string `json:"user,omitempty"`
+	// Jump is an SSH server to go through, as user@host:port; without a user it
+	// is that of the host, and port 22 if left out. It gets the host's key, and
+	// its own host key is looked up in the host's known_hosts. Hosts with the
+	// same jump share one connection to it. Empty means none.
+	Jump string `json:"jump,omitempty"`
+	// SSHKeyFile and KnownHostsFile are used in place of the provider's, for
+	// this host and its jump.
+	SSHKeyFile     string `json:"sshKeyFile,omitempty"`
+	KnownHostsFile string `json:"knownHostsFile,omitempty"`
 	// Socket is the path of libvirt's socket there. Empty means
-	// /var/run/libvirt/libvirt-sock, and where that is missing virtqemud-sock
-	// beside it.
+	// /var/run/libvirt/libvirt-sock, and where that does not answer
+	// virtqemud-sock beside it.
 	Socket string `json:"socket,omitempty"`
 	// Pool is a storage pool of type dir; "default" if empty.
 	Pool string `json:"pool,omitempty"`
 	// Bridge is the network bridge of the instances. Required.
 	Bridge string `json:"bridge"`
+
+	// noVerify accepts any key of the host, but not of its jump. It is the
+	// parameter no_verify of a URI.
+	noVerify bool
 }
 
 // Image is where a disk image comes from.
@@ -192,11 +220,18 @@ func (c Config) Validate() error {
 var volumePartPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 func (c Config) checkSSH(problems *check.Problems) {
-	if !slices.ContainsFunc(c.Hosts, func(h Host) bool { return !h.local() }) {
-		return
+	lacksKey, lacksKnown := false, false
+	for _, h := range c.Hosts {
+		h, err := h.expanded()
+		if err != nil || h.local() {
+			continue
+		}
+		lacksKey = lacksKey || h.SSHKeyFile == ""
+		lacksKnown = lacksKnown || h.KnownHostsFile == "" && (!h.noVerify || h.Jump != "")
 	}
-	problems.Require(c.SSHKeyFile != "", "sshKeyFile", "give the path of a private key to log in to the hosts with")
-	problems.Require(c.KnownHostsFile != "" || c.InsecureIgnoreHostKey, "knownHostsFile",
+	problems.Require(!lacksKey || c.SSHKeyFile != "" || c.SSHAgent, "sshKeyFile",
+		"give the path of a private key to log in to the hosts with, or set sshAgent")
+	problems.Require(!lacksKnown || c.KnownHostsFile != "" || c.InsecureIgnoreHostKey, "knownHostsFile",
 		"give the path of a known_hosts file, as ssh-keyscan prints it, or set insecureIgnoreHostKey on a network you trust")
 }
 
@@ -233,22 +268,47 @@ func (h Host) validate() error {
 	if strings.ContainsFunc(h.Pool, func(r rune) bool { return unicode.IsControl(r) || r == '/' }) {
 		problems.Add("pool", h.Pool, "must be the name of a storage pool, without slashes and control characters")
 	}
+	plain, err := h.expanded()
+	if err != nil {
+		problems.Within("address", err)
+		return problems.Err()
+	}
+	plain.checkWay(&problems)
+	return problems.Err()
+}
+
+// checkWay checks how the host is reached. Its address is no URI any more.
+func (h Host) checkWay(problems *check.Problems) {
 	if h.Socket != "" && !strings.HasPrefix(h.Socket, "/") {
 		problems.Add("socket", h.Socket, "must be an absolute path")
 	}
 	if h.local() {
-		return problems.Err()
+		problems.Require(h.Jump == "", "jump", "is for a host that is reached by SSH, and this one is local")
+		problems.Require(h.SSHKeyFile+h.KnownHostsFile == "", "sshKeyFile", "and knownHostsFile are for a host that is reached by SSH, and this one is local")
+		return
 	}
 	problems.Require(h.User != "", "user", "give the account to log in as")
-	if strings.ContainsFunc(h.User, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' }) {
+	if !validUser(h.User) {
 		problems.Add("user", h.User, "must be the name of an account")
+	}
+	if h.Jump != "" {
+		user, address, ok := strings.Cut(h.Jump, "@")
+		if !ok {
+			user, address = h.User, h.Jump
+		}
+		if user == "" && ok || !validUser(user) || !validSSHAddress(withPort(address)) {
+			problems.Add("jump", h.Jump, "must be user@host:port of an SSH server, of which user and port may be left out")
+		}
 	}
 	if h.Address == "" {
 		problems.Missing("address", "give host:port of its sshd, or local for this machine's own libvirt")
 	} else if !validSSHAddress(h.sshAddress()) {
 		problems.Add("address", h.Address, "must be host:port of its sshd, or local for this machine's own libvirt")
 	}
-	return problems.Err()
+}
+
+func validUser(user string) bool {
+	return !strings.ContainsFunc(user, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' })
 }
 
 // interfacePattern is what Linux takes as the name of an interface, IFNAMSIZ less
@@ -270,19 +330,14 @@ func (h Host) local() bool {
 }
 
 // sshAddress is Address with its port.
-func (h Host) sshAddress() string {
-	if _, _, err := net.SplitHostPort(h.Address); err != nil && !strings.Contains(h.Address, ":") {
-		return net.JoinHostPort(h.Address, "22")
-	}
-	return h.Address
-}
+func (h Host) sshAddress() string { return withPort(h.Address) }
 
 // sockets are the paths to try, in order.
 func (h Host) sockets() []string {
 	if h.Socket != "" {
 		return []string{h.Socket}
 	}
-	return []string{"/var/run/libvirt/libvirt-sock", "/var/run/libvirt/virtqemud-sock"}
+	return slices.Clone(defaultSockets)
 }
 
 func (i Image) validate() error {
@@ -363,6 +418,9 @@ func (c Config) withDefaults() Config {
 	c.MachineTypes = maps.Clone(c.MachineTypes)
 	c.Hosts = slices.Clone(c.Hosts)
 	for i := range c.Hosts {
+		if plain, err := c.Hosts[i].expanded(); err == nil { // as Validate has seen
+			c.Hosts[i] = plain
+		}
 		c.Hosts[i].Pool = or(c.Hosts[i].Pool, "default")
 	}
 	if c.Trace != nil {

@@ -75,7 +75,12 @@
 // context ends returns at once; its connection is given up only if libvirtd
 // has not answered it [Timeouts].Grace later. The SSH key and known_hosts are
 // read at the first dial and again when they changed, so a rotated key needs
-// no restart, and a missing one heals when it appears.
+// no restart, and a missing one heals when it appears. The key of the file is
+// offered first, then those of the agent.
+//
+// After a failed dial a host is left alone for a while, which grows from a
+// quarter of a second to half a minute; calls then fail at once with the same
+// error and its RetryAfter. A key file or known_hosts that changes ends that.
 //
 // # Errors
 //
@@ -86,8 +91,11 @@
 //	HostKeyChanged     the host shows another key than known_hosts has
 //	KeyMissing         the key file or known_hosts cannot be read (transient)
 //	KeyInvalid         the key file or known_hosts cannot be parsed
+//	KeyLocked          the key file has a passphrase that is not known
+//	AgentUnusable      the SSH agent does not answer or has no key
 //	AuthRefused        sshd refuses the user or the key
-//	ForwardingRefused  sshd forbids forwarding a unix socket
+//	ServerBusy         sshd ends connections before the login
+//	ForwardingRefused  sshd forbids forwarding a unix socket, or a jump host TCP
 //	SocketUnreachable  libvirt's socket does not answer
 //	ConnectionLost     the connection ended during a call
 //	NoAnswer           libvirtd or the host does not answer

@@ -18,7 +18,10 @@ const (
 	codeHostKeyChanged    = "HostKeyChanged"
 	codeKeyMissing        = "KeyMissing"
 	codeKeyInvalid        = "KeyInvalid"
+	codeKeyLocked         = "KeyLocked"
+	codeAgentUnusable     = "AgentUnusable"
 	codeAuthRefused       = "AuthRefused"
+	codeServerBusy        = "ServerBusy"
 	codeForwardingRefused = "ForwardingRefused"
 	codeSocketUnreachable = "SocketUnreachable"
 	codeConnectionLost    = "ConnectionLost"
@@ -134,7 +137,7 @@ func isConsoleLog(err error) bool {
 func classify(err error) *provider.Error {
 	var known *provider.Error
 	if errors.As(err, &known) {
-		return &provider.Error{Class: known.Class, Code: known.Code, Scope: known.Scope, ID: known.ID, Err: stripped(err, known)}
+		return &provider.Error{Class: known.Class, Code: known.Code, Scope: known.Scope, ID: known.ID, RetryAfter: known.RetryAfter, Err: stripped(err, known)}
 	}
 	var lv libvirt.Error
 	switch {

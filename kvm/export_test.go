@@ -2,12 +2,15 @@ package kvm
 
 import (
 	"context"
+	"errors"
 	"reflect"
+	"testing"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
 
 	"github.com/egressfleet/egress/internal/fakelibvirt"
+	"github.com/egressfleet/egress/provider"
 )
 
 // UseFake has the named host's connections go to a fake.
@@ -145,4 +148,32 @@ func DomainXML(ctx context.Context, p *Provider, host, name string) (text, uuid 
 	}
 	text, err = l.DomainGetXMLDesc(dom, libvirt.DomainXMLInactive)
 	return text, uuidText(dom.UUID), err
+}
+
+// UseSockets has hosts without a socket of their own look at these, until the
+// test ends.
+func UseSockets(t testing.TB, paths ...string) {
+	old := defaultSockets
+	defaultSockets = paths
+	t.Cleanup(func() { defaultSockets = old })
+}
+
+// Backoff is what a host's dials share.
+type Backoff struct{ backoff }
+
+// NewBackoff returns one after a success.
+func NewBackoff() *Backoff { return &Backoff{} }
+
+// Note takes the result of a dial.
+func (b *Backoff) Note(now time.Time, stamp string, took time.Duration, err error) {
+	b.note(now, stamp, took, err)
+}
+
+// Check returns how long the last failure still counts.
+func (b *Backoff) Check(now time.Time, stamp string) time.Duration {
+	err, _ := errors.AsType[*provider.Error](b.check(now, stamp))
+	if err == nil {
+		return 0
+	}
+	return err.RetryAfter
 }

@@ -39,6 +39,7 @@ type hostConn struct {
 	log       logr.Logger // has provider and host
 	trace     *Trace
 	lifetime  context.Context
+	backoff   backoff
 
 	control, agent lane
 	// running are the goroutines to wait for at the end.
@@ -73,12 +74,19 @@ func (h *hostConn) initLane(l *lane, purpose string) {
 	}
 }
 
-// open makes one connection and tells of it.
+// open makes one connection and tells of it. Soon after a failure it makes none.
 func (h *hostConn) open(ctx context.Context, purpose string) (*session, error) {
+	stamp := h.transport.stamp()
+	if err := h.backoff.check(time.Now(), stamp); err != nil {
+		return nil, err
+	}
 	end := h.trace.dial(ctx, DialInfo{Host: h.name, Address: h.transport.address(), Purpose: purpose})
 	start := time.Now()
 	s, err := h.newSession(ctx)
 	end(err)
+	if err == nil || isDialFailure(ctx, err) {
+		h.backoff.note(time.Now(), stamp, time.Since(start), err)
+	}
 	if err != nil {
 		h.log.V(1).Info("libvirt host dial failed", "address", h.transport.address(), "duration", elapsed(start), "error", err.Error())
 		return nil, err

@@ -26,6 +26,8 @@ type Provider struct {
 	hosts map[string]*host
 	// order has the hosts as they are configured.
 	order []*host
+	// jumps are the SSH servers that hosts are reached through.
+	jumps []*sshHop
 	names nameLocks
 	// ownHTTP fetches the images unless the configuration has its own.
 	ownHTTP *http.Client
@@ -68,12 +70,26 @@ func New(cfg Config) (*Provider, error) {
 		p.cfg.HTTPClient = p.ownHTTP
 	}
 	p.lifetime, p.stop = context.WithCancel(context.Background())
-	keys := newSSHKeys(cfg)
+	keys := newSSHKeys(cfg, cfg.hops())
 	for _, h := range cfg.Hosts {
 		p.addHost(h, keys)
 	}
 	p.warn(keys)
 	return p, nil
+}
+
+// hops are all SSH servers.
+func (c Config) hops() (all []hop) {
+	for _, h := range c.Hosts {
+		if h.local() {
+			continue
+		}
+		all = append(all, c.target(h))
+		if jump, ok := c.jump(h); ok {
+			all = append(all, jump)
+		}
+	}
+	return all
 }
 
 func scoped(log logr.Logger, name string) logr.Logger {
@@ -84,11 +100,28 @@ func (p *Provider) addHost(cfg Host, keys *sshKeys) {
 	log := p.log.WithValues("host", cfg.Name)
 	var t transport = localTransport{cfg}
 	if !cfg.local() {
-		t = newSSHTransport(p.lifetime, cfg, keys, p.cfg.Timeouts, log)
+		t = sshTransport{newSSHHop(p.lifetime, p.cfg.target(cfg), p.jumpFor(cfg, keys), keys, p.cfg.Timeouts, log), cfg}
 	}
 	h := &host{Host: cfg, log: log, hostConn: newHostConn(p.lifetime, cfg.Name, t, p.cfg.Timeouts, p.cfg.Trace, log)}
 	p.hosts[cfg.Name] = h
 	p.order = append(p.order, h)
+}
+
+// jumpFor returns the host's jump, which may be that of another host too; nil for
+// none.
+func (p *Provider) jumpFor(cfg Host, keys *sshKeys) *sshHop {
+	want, ok := p.cfg.jump(cfg)
+	if !ok {
+		return nil
+	}
+	for _, j := range p.jumps {
+		if j.hop == want {
+			return j
+		}
+	}
+	j := newSSHHop(p.lifetime, want, nil, keys, p.cfg.Timeouts, p.log)
+	p.jumps = append(p.jumps, j)
+	return j
 }
 
 func (p *Provider) warn(keys *sshKeys) {
@@ -98,7 +131,7 @@ func (p *Provider) warn(keys *sshKeys) {
 	if err := keys.check(); err != nil {
 		p.log.Info("kvm ssh material is not usable; proxies on this provider will fail until it is", "error", err.Error())
 	}
-	if p.cfg.InsecureIgnoreHostKey {
+	if slices.ContainsFunc(p.cfg.hops(), func(h hop) bool { return h.knownHosts == "" }) {
 		p.log.Info("kvm host keys are not checked: whoever answers in place of a host gets the user-data")
 	}
 }
@@ -111,6 +144,9 @@ func (p *Provider) Close() error {
 	p.mu.Unlock()
 	p.stop()
 	p.operations.Wait()
+	for _, j := range p.jumps {
+		j.close() // before what goes through them, which could wait for them
+	}
 	for _, h := range p.order {
 		h.images.wait()
 		h.close()

@@ -63,7 +63,7 @@ func (s *shared[T]) join() (*attempt[T], T, bool) {
 }
 
 func (s *shared[T]) run(a *attempt[T]) {
-	ctx, cancel := context.WithTimeout(s.lifetime, s.timeout)
+	ctx, cancel := context.WithTimeoutCause(s.lifetime, s.timeout, errDialTimeout)
 	defer cancel()
 	a.value, a.err = s.create(ctx)
 	if a.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -3,8 +3,12 @@ package kvm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +24,8 @@ type transport interface {
 	close()
 	// address is for logs.
 	address() string
+	// stamp changes with the files that an open depends on.
+	stamp() string
 }
 
 // localTransport is the socket of this machine.
@@ -27,49 +33,67 @@ type localTransport struct{ host Host }
 
 func (t localTransport) address() string { return t.host.sockets()[0] }
 func (t localTransport) close()          {}
+func (t localTransport) stamp() string   { return fileStamp(t.host.sockets()...) }
 
-func (t localTransport) open(ctx context.Context) (conn net.Conn, err error) {
+// open takes the first socket that answers.
+func (t localTransport) open(ctx context.Context) (net.Conn, error) {
+	var worst error
 	for _, path := range t.host.sockets() {
 		var d net.Dialer
-		if conn, err = d.DialContext(ctx, "unix", path); err == nil {
+		conn, err := d.DialContext(ctx, "unix", path)
+		if err == nil {
 			return conn, nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
+		// A socket that is there says more than one that is missing.
+		if worst == nil || errors.Is(worst, fs.ErrNotExist) {
+			worst = err
 		}
 	}
-	if errors.Is(err, fs.ErrPermission) {
-		return nil, permanent(codeSocketUnreachable, "this user may not use libvirt's socket, add it to the group libvirt: %w", err)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(worst, fs.ErrPermission):
+		return nil, permanent(codeSocketUnreachable, "this user may not use libvirt's socket: add it to the group libvirt (usermod -aG libvirt USER) and log in anew: %w", worst)
+	case errors.Is(worst, fs.ErrNotExist) && !hasDaemon():
+		return nil, transient(codeSocketUnreachable, "libvirt is not installed here: %s: %w", installLibvirt, worst)
 	}
-	return nil, transient(codeSocketUnreachable, "libvirt's socket does not answer, is libvirtd installed and running? %w", err)
+	return nil, transient(codeSocketUnreachable, "libvirt's socket does not answer: %s, or set hosts[].socket: %w", startLibvirt, worst)
+}
+
+// What to do where libvirt is missing or does not run.
+const (
+	installLibvirt = "install libvirt-daemon-system (Debian, Ubuntu) or libvirt-daemon-kvm (RHEL, Fedora)"
+	startLibvirt   = "start it (systemctl enable --now libvirtd.socket, or virtqemud.socket where the daemons are modular)"
+)
+
+// daemons are the programs that make libvirt's socket.
+var daemons = []string{"/usr/sbin/libvirtd", "/usr/sbin/virtqemud"}
+
+func hasDaemon() bool {
+	return slices.ContainsFunc(daemons, func(path string) bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
 }
 
 // sshTransport forwards the socket over one SSH connection.
 type sshTransport struct {
-	host      Host
-	keys      *sshKeys
-	log       logr.Logger
-	keepalive time.Duration
-	link      shared[*sshLink]
+	*sshHop
+	host Host
 }
 
-func newSSHTransport(lifetime context.Context, host Host, keys *sshKeys, t Timeouts, log logr.Logger) *sshTransport {
-	s := &sshTransport{host: host, keys: keys, log: log, keepalive: time.Duration(t.Keepalive)}
-	s.link = shared[*sshLink]{lifetime: lifetime, timeout: time.Duration(t.Dial), create: s.dial, alive: (*sshLink).alive}
-	return s
-}
+func (t sshTransport) address() string { return t.hop.address }
 
-func (t *sshTransport) address() string { return t.host.sshAddress() }
-
-func (t *sshTransport) close() {
-	t.link.settle()
-	if link, ok := t.link.current(); ok {
-		link.close()
-		link.watching.Wait()
+func (t sshTransport) stamp() string {
+	paths := []string{t.keyFile, t.knownHosts, os.Getenv(agentVariable)}
+	if t.via != nil {
+		paths = append(paths, t.via.keyFile, t.via.knownHosts)
 	}
+	return fileStamp(paths...)
 }
 
-func (t *sshTransport) open(ctx context.Context) (net.Conn, error) {
+// open takes the first socket that answers.
+func (t sshTransport) open(ctx context.Context) (net.Conn, error) {
 	link, err := t.link.get(ctx)
 	if err != nil {
 		return nil, err
@@ -83,79 +107,218 @@ func (t *sshTransport) open(ctx context.Context) (net.Conn, error) {
 	return nil, t.openError(ctx, link, err)
 }
 
-// openError finds out why the socket could not be opened. sshd gives the same
+// openError finds out why no socket could be opened. OpenSSH gives the same
 // answer for a forbidden forwarding, a missing socket and one that the user may
 // not open, so the user's shell is asked.
-func (t *sshTransport) openError(ctx context.Context, link *sshLink, err error) error {
-	var refused *ssh.OpenChannelError
+func (t sshTransport) openError(ctx context.Context, link *sshLink, err error) error {
+	refused, ok := errors.AsType[*ssh.OpenChannelError](err)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case !errors.As(err, &refused):
+	case !ok:
 		link.close()
 		return transient(codeConnectionLost, "the ssh connection ended: %w", err)
 	case refused.Reason == ssh.Prohibited:
-		return permanent(codeForwardingRefused, "sshd at %s forbids forwarding unix sockets: set AllowStreamLocalForwarding yes and DisableForwarding no in its sshd_config: %w", t.address(), err)
+		return t.forbidden(err)
 	}
-	socket := t.host.sockets()[0]
-	switch link.ask(ctx, socket) {
-	case "missing":
-		return transient(codeSocketUnreachable, "%s has no socket %s: install libvirt-daemon-system and start libvirtd, or set hosts[].socket: %w", t.address(), socket, err)
-	case "denied":
-		return permanent(codeSocketUnreachable, "user %s may not use %s on %s: add it to the group libvirt: %w", t.host.User, socket, t.address(), err)
+	sockets := strings.Join(t.host.sockets(), " or ")
+	switch link.ask(ctx, t.host.sockets()) {
+	case socketFine:
+		return t.forbidden(err)
+	case socketDenied:
+		return permanent(codeSocketUnreachable, "user %s may not use %s on %s: add it to the group libvirt (usermod -aG libvirt %s): %w", t.user, sockets, t.address(), t.user, err)
+	case socketDead:
+		return transient(codeSocketUnreachable, "nobody listens at %s on %s: %s: %w", sockets, t.address(), startLibvirt, err)
+	case socketMissing:
+		return transient(codeSocketUnreachable, "%s has no socket %s: %s, or set hosts[].socket: %w", t.address(), sockets, startLibvirt, err)
+	case socketNoDaemon:
+		return transient(codeSocketUnreachable, "%s has no socket %s and no libvirt: %s: %w", t.address(), sockets, installLibvirt, err)
 	}
 	return transient(codeSocketUnreachable, "sshd at %s could not open %s: is libvirtd running, may user %s use it (group libvirt), and does sshd_config have AllowStreamLocalForwarding yes? %w",
-		t.address(), socket, t.host.User, err)
+		t.address(), sockets, t.user, err)
+}
+
+func (t sshTransport) forbidden(err error) error {
+	return permanent(codeForwardingRefused, "sshd at %s forbids user %s to forward unix sockets: set AllowStreamLocalForwarding yes and DisableForwarding no in its sshd_config, "+
+		"and have no restrict or no-port-forwarding before the key in authorized_keys: %w", t.address(), t.user, err)
+}
+
+// sshHop is one SSH server and the connection to it, which is made on first use
+// and shared.
+type sshHop struct {
+	hop
+	keys      *sshKeys
+	log       logr.Logger
+	keepalive time.Duration
+	// via is the server that the connection goes through; nil for none.
+	via  *sshHop
+	link shared[*sshLink]
+}
+
+func newSSHHop(lifetime context.Context, h hop, via *sshHop, keys *sshKeys, t Timeouts, log logr.Logger) *sshHop {
+	s := &sshHop{hop: h, via: via, keys: keys, log: log, keepalive: time.Duration(t.Keepalive)}
+	s.link = shared[*sshLink]{lifetime: lifetime, timeout: time.Duration(t.Dial), create: s.dial, alive: (*sshLink).alive}
+	return s
+}
+
+func (s *sshHop) close() {
+	s.link.settle()
+	if link, ok := s.link.current(); ok {
+		link.close()
+		link.watching.Wait()
+	}
 }
 
 // dial makes the SSH connection.
-func (t *sshTransport) dial(ctx context.Context) (*sshLink, error) {
-	signer, stale, err := t.keys.signer.get()
+func (s *sshHop) dial(ctx context.Context) (*sshLink, error) {
+	known, stale, err := s.keys.hostKeys(ctx, s.hop)
 	if err != nil {
 		return nil, err
 	}
-	t.warnStale(stale)
-	hostKeys, stale, err := t.keys.hostKeys(t.address())
+	s.warnStale(stale)
+	login, stale, err := s.keys.login(ctx, s.hop)
 	if err != nil {
 		return nil, err
 	}
-	t.warnStale(stale)
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", t.address())
-	if err != nil {
-		return nil, transient(codeNoAnswer, "cannot reach sshd: %w", err)
+	defer login.close()
+	s.warnStale(stale)
+	if login.missing != nil {
+		s.log.Info("kvm ssh material is not usable in part; the rest is tried", "error", login.missing.Error())
 	}
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	heard := &greeting{Conn: conn}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	c, chans, reqs, err := ssh.NewClientConn(conn, t.address(), &ssh.ClientConfig{
-		User: t.host.User, Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)},
-		HostKeyCallback: hostKeys.callback, HostKeyAlgorithms: hostKeys.algorithms,
+	c, chans, reqs, err := ssh.NewClientConn(heard, s.address, &ssh.ClientConfig{
+		User: s.user, Auth: []ssh.AuthMethod{ssh.PublicKeys(login.signers...)},
+		HostKeyCallback: known.callback, HostKeyAlgorithms: known.algorithms,
 	})
 	if err != nil || !stop() {
 		_ = conn.Close()
-		return nil, t.handshakeError(ctx, hostKeys, err)
+		return nil, s.handshakeError(ctx, known, login, heard, err)
 	}
-	return newSSHLink(conn, ssh.NewClient(c, chans, reqs), t.keepalive), nil
+	return newSSHLink(conn, ssh.NewClient(c, chans, reqs), s.keepalive), nil
 }
 
-func (t *sshTransport) warnStale(stale error) {
-	if stale != nil {
-		t.log.Info("kvm ssh material cannot be read any more; what worked before stays in use", "error", stale.Error())
+// connect opens the way to the server, which goes through another one where
+// there is a jump.
+func (s *sshHop) connect(ctx context.Context) (net.Conn, error) {
+	if s.via == nil {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "tcp", s.address)
+		if err != nil {
+			return nil, transient(codeNoAnswer, "cannot reach sshd: %w", err)
+		}
+		return conn, nil
 	}
+	conn, err := s.via.forward(ctx, s.address)
+	if err != nil {
+		return nil, fmt.Errorf("jump host %s: %w", s.via.address, err)
+	}
+	return conn, nil
 }
 
-func (t *sshTransport) handshakeError(ctx context.Context, keys *hostKeys, err error) error {
+// forward opens a TCP connection from the server to an address.
+func (s *sshHop) forward(ctx context.Context, address string) (net.Conn, error) {
+	link, err := s.link.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := link.client.DialContext(ctx, "tcp", address)
+	if err == nil {
+		return unhurried{conn}, nil
+	}
+	refused, ok := errors.AsType[*ssh.OpenChannelError](err)
 	switch {
-	case keys.refusal != nil:
-		return keys.refusal
 	case ctx.Err() != nil:
-		return transient(codeNoAnswer, "sshd at %s does not answer: %w", t.address(), ctx.Err())
-	case strings.Contains(err.Error(), "unable to authenticate"):
-		return permanent(codeAuthRefused, "sshd at %s refuses user %s with the key %s: add its public part to authorized_keys: %w",
-			t.address(), t.host.User, t.keys.signer.path, err)
-	case strings.Contains(err.Error(), "no common algorithm for host key"):
-		return noCommonKey(t.address(), t.keys.known.path, keys.algorithms)
+		return nil, ctx.Err()
+	case !ok:
+		link.close()
+		return nil, transient(codeConnectionLost, "the ssh connection ended: %w", err)
+	case refused.Reason == ssh.Prohibited:
+		return nil, permanent(codeForwardingRefused, "it forbids user %s to connect to %s: set AllowTcpForwarding yes, DisableForwarding no and a PermitOpen that has it in its sshd_config, "+
+			"and have no restrict or no-port-forwarding before the key in authorized_keys: %w", s.user, address, err)
 	}
-	return transient(codeNoAnswer, "the ssh handshake with %s failed: %w", t.address(), err)
+	return nil, transient(codeNoAnswer, "it cannot reach sshd at %s: %w", address, err)
+}
+
+// unhurried is a connection through another server, whose Close may wait for that
+// server to read.
+type unhurried struct{ net.Conn }
+
+func (c unhurried) Close() error {
+	go func() { _ = c.Conn.Close() }()
+	return nil
+}
+
+// greeting remembers how a server began: it may tell why it ends the connection
+// in place of its version, which package ssh does not pass on.
+type greeting struct {
+	net.Conn
+	mu   sync.Mutex
+	text []byte
+}
+
+const greetingSize = 256
+
+func (g *greeting) Read(p []byte) (int, error) {
+	n, err := g.Conn.Read(p)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if room := greetingSize - len(g.text); room > 0 {
+		g.text = append(g.text, p[:min(n, room)]...)
+	}
+	return n, err
+}
+
+func (g *greeting) String() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return string(g.text)
+}
+
+func (s *sshHop) warnStale(stale error) {
+	if stale != nil {
+		s.log.Info("kvm ssh material cannot be read any more; what worked before stays in use", "error", stale.Error())
+	}
+}
+
+func (s *sshHop) handshakeError(ctx context.Context, known *hostKeys, l *login, heard *greeting, err error) error {
+	switch {
+	case known.refusal != nil:
+		return known.refusal
+	case ctx.Err() != nil:
+		return transient(codeNoAnswer, "sshd at %s does not answer: %w", s.address, ctx.Err())
+	case strings.Contains(err.Error(), "no common algorithm for host key"):
+		return noCommonKey(s.address, s.knownHosts, known.algorithms)
+	case strings.Contains(err.Error(), "unable to authenticate") && !strings.Contains(err.Error(), "publickey"):
+		return permanent(codeAuthRefused, "sshd at %s lets user %s not log in by a key: set PubkeyAuthentication yes, and AuthenticationMethods publickey or none, in its sshd_config: %w", s.address, s.user, err)
+	case strings.Contains(err.Error(), "unable to authenticate"):
+		return permanent(codeAuthRefused, "sshd at %s refuses user %s with %s: add the public part to authorized_keys there, and look at AllowUsers, AllowGroups and PermitRootLogin in its sshd_config: %w",
+			s.address, s.user, l.offer, err)
+	case tooManyKeys.MatchString(err.Error()):
+		return permanent(codeAuthRefused, "sshd at %s refuses user %s after too many keys: %s were offered, raise MaxAuthTries in its sshd_config or have fewer keys in the agent: %w", s.address, s.user, l.offer, err)
+	}
+	return s.greetingError(heard.String(), err)
+}
+
+var tooManyKeys = regexp.MustCompile(`(?i)too many authentication (failures|attempts)`)
+
+// greetingError is the error of a handshake that did not get to the login.
+func (s *sshHop) greetingError(heard string, err error) error {
+	line, _, _ := strings.Cut(heard, "\n")
+	line = strings.TrimSpace(line)
+	switch {
+	case strings.HasPrefix(line, "SSH-"):
+		return transient(codeNoAnswer, "the ssh handshake with %s failed: %w", s.address, err)
+	case line == "":
+		return transient(codeServerBusy, "%s ended the connection before it said anything: if sshd is there, it has too many logins under way, raise MaxStartups in its sshd_config, or bars this address by PerSourcePenalties: %w", s.address, err)
+	case strings.Contains(line, "MaxStartups"), strings.Contains(line, "Not allowed"):
+		return transient(codeServerBusy, "sshd at %s says %q: raise MaxStartups in its sshd_config, or look at PerSourcePenalties: %w", s.address, line, err)
+	}
+	return transient(codeNoAnswer, "%s is no sshd, it says %q: %w", s.address, line, err)
 }
 
 // sshLink is one SSH connection.
@@ -227,21 +390,53 @@ func (l *sshLink) ping(timeout time.Duration) bool {
 	return false
 }
 
-// ask has the user's shell look at a socket: "missing", "denied", "ok", or
-// empty where there is no shell to ask.
-func (l *sshLink) ask(ctx context.Context, path string) string {
+// What a user's shell can tell of the sockets on its host.
+const (
+	socketFine     = "fine"
+	socketDenied   = "denied"
+	socketDead     = "dead"
+	socketUnsure   = "unsure"
+	socketMissing  = "missing"
+	socketNoDaemon = "nodaemon"
+)
+
+// ask has the user's shell look at the sockets and tells the best of what it
+// found, or empty where there is no shell to ask. The kernel's list tells whether
+// somebody listens.
+func (l *sshLink) ask(ctx context.Context, sockets []string) string {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
+	var script strings.Builder
+	for _, path := range sockets {
+		script.WriteString("look " + shellQuote(path) + "; ")
+	}
 	answer := make(chan string, 1)
-	l.watching.Go(func() {
-		answer <- l.shell("p=" + shellQuote(path) + `; if [ ! -S "$p" ]; then echo missing; elif [ ! -w "$p" ]; then echo denied; else echo ok; fi`)
-	})
+	l.watching.Go(func() { answer <- best(l.shell(lookScript + script.String() + daemonScript)) })
 	select {
 	case a := <-answer:
 		return a
 	case <-ctx.Done():
 		return ""
 	}
+}
+
+const lookScript = `look() { if [ ! -S "$1" ]; then return; fi; if [ ! -w "$1" ]; then echo denied; return; fi; ` +
+	`if [ ! -r /proc/net/unix ]; then echo unsure; return; fi; real=$(readlink -f "$1"); ` +
+	`while read -r a b c flags d e f name; do if [ "$flags" = 00010000 ]; then ` +
+	`case "$name" in */"${1##*/}") if [ "$(readlink -f "$name")" = "$real" ]; then echo fine; return; fi;; esac; ` +
+	`fi; done < /proc/net/unix; echo dead; }; `
+
+var daemonScript = "if [ -e " + daemons[0] + " ] || [ -e " + daemons[1] + " ]; then echo missing; else echo nodaemon; fi"
+
+// best takes the answer that says most.
+func best(answers string) string {
+	lines := strings.Fields(answers)
+	for _, a := range []string{socketFine, socketDenied, socketDead, socketUnsure, socketMissing, socketNoDaemon} {
+		if slices.Contains(lines, a) {
+			return a
+		}
+	}
+	return ""
 }
 
 func (l *sshLink) shell(command string) string {

@@ -1,6 +1,6 @@
 // Package sshtest is an SSH server in the test's process. It forwards unix
-// sockets, which is all that is needed to reach libvirt, and misbehaves on
-// demand.
+// sockets, which is all that is needed to reach libvirt, and TCP, to serve as a
+// jump host, and misbehaves on demand.
 package sshtest
 
 import (
@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -26,8 +27,13 @@ type Server struct {
 	mu sync.Mutex
 	// authorized is the only key that may log in.
 	authorized ssh.PublicKey
-	// reject is why channels are rejected; zero accepts them.
-	reject ssh.RejectionReason
+	// reject is why unix sockets are not forwarded, and rejectTCP why TCP is not;
+	// zero forwards.
+	reject, rejectTCP ssh.RejectionReason
+	// passwordsOnly lets nobody log in by a key.
+	passwordsOnly bool
+	// opening is said in place of a version.
+	opening *string
 	// shell answers commands; nil refuses sessions.
 	shell func(command string) string
 	// mute leaves requests, such as keepalives, without an answer.
@@ -36,7 +42,9 @@ type Server struct {
 	silent bool
 	conns  []net.Conn
 	logins int
-	wg     sync.WaitGroup
+	// forwarded counts the TCP connections that went through.
+	forwarded int
+	wg        sync.WaitGroup
 }
 
 // New starts a server on loopback that ends with the test. The client's key may
@@ -91,6 +99,15 @@ func (s *Server) Authorize(key ssh.PublicKey) { s.set(func() { s.authorized = ke
 // Reject rejects channels for that reason; zero accepts them again.
 func (s *Server) Reject(reason ssh.RejectionReason) { s.set(func() { s.reject = reason }) }
 
+// RejectTCP rejects TCP forwarding for that reason; zero accepts it again.
+func (s *Server) RejectTCP(reason ssh.RejectionReason) { s.set(func() { s.rejectTCP = reason }) }
+
+// PasswordsOnly offers no login by a key, as PubkeyAuthentication no does.
+func (s *Server) PasswordsOnly() { s.set(func() { s.passwordsOnly = true }) }
+
+// Open has new connections hear that text and end.
+func (s *Server) Open(text string) { s.set(func() { s.opening = &text }) }
+
 // Shell answers the commands of sessions.
 func (s *Server) Shell(f func(command string) string) { s.set(func() { s.shell = f }) }
 
@@ -103,6 +120,12 @@ func (s *Server) Silence() { s.set(func() { s.silent = true }) }
 // Logins is how often somebody logged in.
 func (s *Server) Logins() (n int) {
 	s.set(func() { n = s.logins })
+	return n
+}
+
+// Forwarded is how many TCP connections somebody had it make.
+func (s *Server) Forwarded() (n int) {
+	s.set(func() { n = s.forwarded })
 	return n
 }
 
@@ -119,7 +142,13 @@ func (s *Server) accept() {
 			return
 		}
 		var silent bool
-		s.set(func() { s.conns, silent = append(s.conns, conn), s.silent })
+		var opening *string
+		s.set(func() { s.conns, silent, opening = append(s.conns, conn), s.silent, s.opening })
+		if opening != nil {
+			_, _ = io.WriteString(conn, *opening)
+			_ = conn.Close()
+			continue
+		}
 		if !silent {
 			s.wg.Go(func() { s.serve(conn) })
 		}
@@ -135,6 +164,12 @@ func (s *Server) config() *ssh.ServerConfig {
 		}
 		return nil, nil
 	}}
+	s.set(func() {
+		if s.passwordsOnly {
+			cfg.PublicKeyCallback = nil
+			cfg.PasswordCallback = func(ssh.ConnMetadata, []byte) (*ssh.Permissions, error) { return nil, os.ErrPermission }
+		}
+	})
 	for _, k := range s.hostKeys {
 		cfg.AddHostKey(k)
 	}
@@ -165,9 +200,9 @@ func (s *Server) requests(reqs <-chan *ssh.Request) {
 }
 
 func (s *Server) channel(c ssh.NewChannel) {
-	var reject ssh.RejectionReason
+	var reject, rejectTCP ssh.RejectionReason
 	var shell func(string) string
-	s.set(func() { reject, shell = s.reject, s.shell })
+	s.set(func() { reject, rejectTCP, shell = s.reject, s.rejectTCP, s.shell })
 	switch c.ChannelType() {
 	case "session":
 		s.session(c, shell)
@@ -176,7 +211,13 @@ func (s *Server) channel(c ssh.NewChannel) {
 			_ = c.Reject(reject, "open failed")
 			return
 		}
-		s.forward(c)
+		s.forwardUnix(c)
+	case "direct-tcpip":
+		if rejectTCP != 0 {
+			_ = c.Reject(rejectTCP, "open failed")
+			return
+		}
+		s.forwardTCP(c)
 	default:
 		_ = c.Reject(ssh.UnknownChannelType, "")
 	}
@@ -205,7 +246,7 @@ func (s *Server) session(c ssh.NewChannel, shell func(string) string) {
 	}
 }
 
-func (s *Server) forward(c ssh.NewChannel) {
+func (s *Server) forwardUnix(c ssh.NewChannel) {
 	var want struct {
 		Path, Reserved string
 		Port           uint32
@@ -214,7 +255,26 @@ func (s *Server) forward(c ssh.NewChannel) {
 		_ = c.Reject(ssh.ConnectionFailed, "bad request")
 		return
 	}
-	sock, err := net.Dial("unix", want.Path)
+	s.forward(c, "unix", want.Path)
+}
+
+func (s *Server) forwardTCP(c ssh.NewChannel) {
+	var want struct {
+		Host       string
+		Port       uint32
+		Origin     string
+		OriginPort uint32
+	}
+	if ssh.Unmarshal(c.ExtraData(), &want) != nil {
+		_ = c.Reject(ssh.ConnectionFailed, "bad request")
+		return
+	}
+	s.set(func() { s.forwarded++ })
+	s.forward(c, "tcp", net.JoinHostPort(want.Host, strconv.Itoa(int(want.Port))))
+}
+
+func (s *Server) forward(c ssh.NewChannel, network, address string) {
+	sock, err := net.Dial(network, address)
 	if err != nil {
 		_ = c.Reject(ssh.ConnectionFailed, "open failed")
 		return
@@ -236,6 +296,18 @@ type Key struct {
 	ssh.Signer
 	// PEM is the private key as OpenSSH writes it.
 	PEM []byte
+	// Private is the private key itself.
+	Private ed25519.PrivateKey
+}
+
+// Locked is the private key as OpenSSH writes it, with a passphrase.
+func (k Key) Locked(t testing.TB, passphrase string) []byte {
+	t.Helper()
+	block, err := ssh.MarshalPrivateKeyWithPassphrase(k.Private, "", []byte(passphrase))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(block)
 }
 
 // NewKey makes an ed25519 key pair.
@@ -253,7 +325,7 @@ func NewKey(t testing.TB) Key {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Key{Signer: signer, PEM: pem.EncodeToMemory(block)}
+	return Key{Signer: signer, PEM: pem.EncodeToMemory(block), Private: private}
 }
 
 // WriteFile writes a file into the test's directory, as a Secret mount would
