@@ -19,7 +19,7 @@ type transport struct {
 }
 
 func newTransport(ctx context.Context, l *Lease) *transport {
-	base, err := endpoint.NewTransport(l.grant.Endpoint.URL, *l.transport)
+	base, err := endpoint.NewTransport(l.endpoint.URL, *l.keeper.transport())
 	return &transport{lease: l, ctx: ctx, base: base, err: err}
 }
 

@@ -3,7 +3,6 @@ package lease
 import (
 	"maps"
 	"net/netip"
-	"time"
 
 	"github.com/egressfleet/egress/internal/alarm"
 )
@@ -20,38 +19,61 @@ type face struct {
 // longer, until the domain answers again or has not blocked for as long as a
 // cooldown may be.
 type block struct {
-	until time.Time
+	until instant
 	count int
 	token int64 // the store's latest when it was counted
-	alarm alarm.Alarm[matter]
+
+	face   *face
+	domain string
+	alarm  alarm.Alarm[ringer]
 }
 
-func newFace(address netip.Addr) *face {
-	return &face{address: address, slots: map[*slot]struct{}{}}
+// putOn gives the slot a face.
+func (s *slot) putOn(f *face) {
+	if f.slots == nil {
+		f.slots = map[*slot]struct{}{}
+	}
+	s.face = f
+	f.slots[s] = struct{}{}
+}
+
+// isOwn tells whether the face is that of one endpoint. So is none, as it is as
+// long as nothing is known.
+func (f *face) isOwn() bool { return f == nil || !f.address.IsValid() }
+
+// domains returns what is held against the face.
+func (f *face) domains() map[string]*block {
+	if f == nil {
+		return nil
+	}
+	return f.blocks
 }
 
 func (f *face) block(domain string) *block {
 	if f.blocks == nil {
 		f.blocks = map[string]*block{}
 	}
-	if f.blocks[domain] == nil {
-		f.blocks[domain] = &block{}
+	b := f.blocks[domain]
+	if b == nil {
+		b = &block{face: f, domain: domain}
+		b.alarm.About = b
+		f.blocks[domain] = b
 	}
-	return f.blocks[domain]
+	return b
 }
 
-func (f *face) blockedFor(domain string, now time.Time) bool {
-	if domain == "" || f.blocks == nil {
+func (f *face) blockedFor(domain string, now instant) bool {
+	if f == nil || f.blocks == nil || domain == "" {
 		return false
 	}
 	b, ok := f.blocks[domain]
-	return ok && b.until.After(now)
+	return ok && b.until > now
 }
 
 // forgive ends the growth of a domain's cooldown, not one that runs. A lease
 // from before the block proves nothing.
 func (f *face) forgive(domain string, token int64) {
-	if b, ok := f.blocks[domain]; ok && token > b.token {
+	if b, ok := f.domains()[domain]; ok && token > b.token {
 		b.count = 0
 	}
 }
@@ -59,19 +81,18 @@ func (f *face) forgive(domain string, token int64) {
 // wearLocked gives the slot the face of its egress address, with what domains
 // had against its former one. Loopback is nobody's identity.
 func (m *Memory) wearLocked(s *slot, address netip.Addr) {
-	if !address.IsValid() || address.IsLoopback() || address == s.face.address {
+	former := s.face
+	if !address.IsValid() || address.IsLoopback() || !former.isOwn() && address == former.address {
 		return
 	}
 	f := m.faces[address]
 	if f == nil {
-		f = newFace(address)
+		f = &face{address: address}
 		m.faces[address] = f
 	}
-	former := s.face
 	m.takeOffLocked(s)
-	s.face = f
-	f.slots[s] = struct{}{}
-	if !former.address.IsValid() {
+	s.putOn(f)
+	if former.isOwn() {
 		m.mergeLocked(f, former)
 	}
 	if len(f.slots) > 1 {
@@ -81,22 +102,22 @@ func (m *Memory) wearLocked(s *slot, address netip.Addr) {
 
 // mergeLocked gives the blocks of an endpoint to its address.
 func (m *Memory) mergeLocked(to, from *face) {
-	for domain, b := range from.blocks {
+	for domain, b := range from.domains() {
 		m.alarms.Clear(&b.alarm)
 		mine := to.block(domain)
 		mine.count, mine.token = max(mine.count, b.count), max(mine.token, b.token)
-		mine.until = later(mine.until, b.until)
-		mine.alarm.About = matter{face: to, domain: domain}
-		m.alarms.Set(&mine.alarm, mine.until)
+		mine.until = max(mine.until, b.until)
+		m.alarms.Set(&mine.alarm, mine.until.time())
 	}
-	from.blocks = nil
 }
 
 // takeOffLocked parts a slot from its face. One that nobody wears and nothing is
 // held against is forgotten.
 func (m *Memory) takeOffLocked(s *slot) {
-	delete(s.face.slots, s)
-	m.forgetFaceLocked(s.face)
+	if f := s.face; f != nil {
+		delete(f.slots, s)
+		m.forgetFaceLocked(f)
+	}
 }
 
 func (m *Memory) forgetFaceLocked(f *face) {
@@ -106,38 +127,37 @@ func (m *Memory) forgetFaceLocked(f *face) {
 }
 
 // blockLocked lets a domain's refusal have its consequence.
-func (m *Memory) blockLocked(h *held, o Outcome, now time.Time) {
+func (m *Memory) blockLocked(h *held, o Outcome, now instant) {
 	f := h.slot.face
+	if f == nil {
+		f = &face{}
+		h.slot.putOn(f)
+	}
 	b := f.block(o.Domain)
-	if h.key.Token <= b.token {
+	if h.lease.token <= b.token {
 		return // counted already: many requests may have been in flight
 	}
 	b.count, b.token = b.count+1, m.token
 	pause := escalate(m.cfg.DomainCooldown, m.cfg.MaxDomainCooldown, b.count)
-	b.until = later(b.until, now.Add(min(max(pause, o.RetryAfter), m.cfg.MaxDomainCooldown)))
-	b.alarm.About = matter{face: f, domain: o.Domain}
-	m.alarms.Set(&b.alarm, b.until)
-	m.log.V(1).Info("endpoint cools down for domain", "endpoint", h.slot.endpoint.ID, "domain", o.Domain, "until", b.until)
+	b.until = max(b.until, now.plus(min(max(pause, o.RetryAfter), m.cfg.MaxDomainCooldown)))
+	m.alarms.Set(&b.alarm, b.until.time())
+	m.log.V(1).Info("endpoint cools down for domain", "endpoint", h.slot.endpoint.ID, "domain", o.Domain, "until", b.until.time())
 	for s := range maps.Clone(f.slots) {
-		m.moveSessionsLocked(s)
+		m.moveSessionsLocked(s, now)
 	}
 }
 
-// unblockLocked runs when a domain's cooldown ends, and once more when the
-// memory of it does.
-func (m *Memory) unblockLocked(f *face, domain string, now time.Time) {
-	b, ok := f.blocks[domain]
-	if !ok {
-		return
-	}
-	forgetAt := b.until.Add(m.cfg.MaxDomainCooldown)
-	if !forgetAt.After(now) {
-		delete(f.blocks, domain)
+// ring ends a domain's cooldown, and later the memory of it.
+func (b *block) ring(m *Memory, now instant) {
+	f := b.face
+	forgetAt := b.until.plus(m.cfg.MaxDomainCooldown)
+	if forgetAt <= now {
+		delete(f.blocks, b.domain)
 		m.forgetFaceLocked(f)
 		return
 	}
-	m.alarms.Set(&b.alarm, forgetAt)
+	m.alarms.Set(&b.alarm, forgetAt.time())
 	for s := range maps.Clone(f.slots) {
-		m.offerLocked(s)
+		m.offerLocked(s, now)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-	"time"
 )
 
 // maxIndexed is how many attributes are indexed. A selector on more than those
@@ -22,10 +21,16 @@ type index struct {
 
 // group holds the free slots whose indexed attributes are the same.
 type group struct {
-	name       string
-	attributes map[string]string // the indexed ones
-	members    int               // slots, free or not
-	free       freeList
+	name    string
+	values  []attribute // of the indexed keys
+	members int         // slots, free or not
+	free    freeList
+}
+
+// attribute is the value of one, where it is there.
+type attribute struct {
+	value string
+	has   bool
 }
 
 // join puts a slot into its group.
@@ -49,11 +54,10 @@ func (x *index) groupOf(attributes map[string]string) *group {
 	if g, ok := x.groups[name]; ok {
 		return g
 	}
-	g := &group{name: name, attributes: map[string]string{}}
+	g := &group{name: name}
 	for _, key := range x.keys {
-		if value, ok := attributes[key]; ok {
-			g.attributes[key] = value
-		}
+		value, has := attributes[key]
+		g.values = append(g.values, attribute{value, has})
 	}
 	if x.groups == nil {
 		x.groups = map[string]*group{}
@@ -102,12 +106,23 @@ func (x *index) covers(s Selector) bool {
 	return true
 }
 
+// matches tells whether the group's slots satisfy the selector, which is covered.
+func (x *index) matches(g *group, s Selector) bool {
+	for i := range s {
+		a := g.values[slices.Index(x.keys, s[i].Key)]
+		if !s[i].holds(a.value, a.has) {
+			return false
+		}
+	}
+	return true
+}
+
 // first returns the least recently used free slot that satisfies the request.
-func (x *index) first(req *Request, now time.Time) *slot {
+func (x *index) first(req *Request, now instant) *slot {
 	covered := x.covers(req.Selector)
 	var best *slot
 	for _, g := range x.all {
-		if covered && !req.Selector.Matches(g.attributes) {
+		if covered && !x.matches(g, req.Selector) {
 			continue
 		}
 		if s := g.free.first(req, covered, now); s != nil && (best == nil || s.used < best.used) {
@@ -145,7 +160,7 @@ func (l *freeList) init() {
 
 // first returns the least recently used slot that satisfies the request. With
 // matched, the selector is known to match.
-func (l *freeList) first(req *Request, matched bool, now time.Time) *slot {
+func (l *freeList) first(req *Request, matched bool, now instant) *slot {
 	l.init()
 	for s := l.root.next; s != &l.root; s = s.next {
 		if !s.face.blockedFor(req.Domain, now) && (matched || req.Selector.Matches(s.endpoint.Attributes)) {

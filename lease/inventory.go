@@ -3,9 +3,6 @@ package lease
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"slices"
-	"time"
 
 	"github.com/egressfleet/egress/endpoint"
 )
@@ -20,27 +17,26 @@ func (m *Memory) Put(_ context.Context, e endpoint.Endpoint) error {
 	if m.closed {
 		return ErrClosed
 	}
+	e = e.Clone()
+	now := thisInstant()
 	s, known := m.slots[e.ID]
 	if known && s.endpoint.Generation == e.Generation && s.endpoint.URL.Equal(e.URL) {
 		if !e.EgressIP.IsValid() {
 			e.EgressIP = s.endpoint.EgressIP // a probe has found it out
 		}
-		s.endpoint = e.Clone()
+		s.endpoint = &e
 		m.moveGroupLocked(s)
 		m.wearLocked(s, e.EgressIP)
-		m.settleLocked(s, time.Now())
-		m.offerLocked(s) // new attributes may satisfy others
+		m.settleLocked(s, now)
+		m.offerLocked(s, now) // new attributes may satisfy others
 		return nil
 	}
 	m.used++
-	next := &slot{
-		endpoint: e.Clone(), verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used, face: newFace(netip.Addr{}),
-	}
-	next.face.slots[next] = struct{}{}
+	next := &slot{endpoint: &e, verdict: endpoint.Verdict{Health: endpoint.Unknown}, used: m.used}
 	m.index.join(next)
 	m.wearLocked(next, e.EgressIP) // before the former takes it off: bans stay
 	if known {
-		m.retireLocked(s)
+		m.retireLocked(s, now)
 		next.draining, next.former = s.draining, s.living()
 	}
 	m.slots[e.ID] = next
@@ -57,13 +53,15 @@ func (m *Memory) moveGroupLocked(s *slot) {
 }
 
 // retireLocked takes the slot out of all lists. Its leases go on.
-func (m *Memory) retireLocked(s *slot) {
+func (m *Memory) retireLocked(s *slot, now instant) {
 	if s.next != nil {
 		s.unlink()
 	}
-	m.alarms.Clear(&s.cooling)
-	if !s.face.address.IsValid() {
-		for _, b := range s.face.blocks {
+	if s.held == nil {
+		m.alarms.Clear(&s.alarm)
+	}
+	if s.face.isOwn() {
+		for _, b := range s.face.domains() {
 			m.alarms.Clear(&b.alarm)
 		}
 	}
@@ -71,13 +69,13 @@ func (m *Memory) retireLocked(s *slot) {
 	m.index.leave(s)
 	s.gone = true
 	delete(m.slots, s.endpoint.ID)
-	m.moveSessionsLocked(s)
+	m.moveSessionsLocked(s, now)
 }
 
 // living is the slot, or the latest of its former ones, that is still leased.
 func (s *slot) living() *slot {
 	for ; s != nil; s = s.former {
-		if len(s.held) > 0 {
+		if s.held != nil {
 			return s
 		}
 	}
@@ -89,31 +87,35 @@ func (m *Memory) Remove(_ context.Context, id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s, ok := m.slots[id]; ok {
-		m.retireLocked(s)
-		m.revokeLocked(s)
+		now := thisInstant()
+		m.retireLocked(s, now)
+		m.revokeLocked(s, now)
 	}
 	return nil
 }
 
-// revokeLocked ends the leases on a slot and its former ones.
-func (m *Memory) revokeLocked(s *slot) {
+// revokeLocked ends the leases on a slot and its former ones. The lock delay keeps
+// those who wait from it.
+func (m *Memory) revokeLocked(s *slot, now instant) {
 	for ; s != nil; s = s.former {
-		for _, h := range slices.Clone(s.held) {
+		for s.held != nil {
 			m.stats.Revoked++
-			m.endLocked(h, ErrRevoked, time.Now())
+			m.endLocked(s.held, ErrRevoked, now)
 		}
 	}
 }
 
 // SetVerdict implements [Inventory].
 func (m *Memory) SetVerdict(_ context.Context, id string, v endpoint.Verdict) error {
-	return m.change(id, func(s *slot) {
+	return m.change(id, func(s *slot, _ instant) {
 		if v.Generation != s.endpoint.Generation {
 			return
 		}
 		s.verdict = v
 		if v.EgressIP.IsValid() {
-			s.endpoint.EgressIP = v.EgressIP
+			e := *s.endpoint
+			e.EgressIP = v.EgressIP
+			s.endpoint = &e
 			m.wearLocked(s, v.EgressIP)
 		}
 	})
@@ -121,10 +123,10 @@ func (m *Memory) SetVerdict(_ context.Context, id string, v endpoint.Verdict) er
 
 // Drain implements [Inventory].
 func (m *Memory) Drain(_ context.Context, id string) (held int, err error) {
-	err = m.change(id, func(s *slot) {
+	err = m.change(id, func(s *slot, _ instant) {
 		s.draining = true
 		for ; s != nil; s = s.former {
-			held += len(s.held)
+			held += s.holders
 		}
 	})
 	return held, err
@@ -136,7 +138,7 @@ func (m *Memory) Revoke(_ context.Context, id string) error {
 }
 
 // change runs f on the slot under the lock and settles it.
-func (m *Memory) change(id string, f func(*slot)) error {
+func (m *Memory) change(id string, f func(*slot, instant)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -146,8 +148,9 @@ func (m *Memory) change(id string, f func(*slot)) error {
 	if !ok {
 		return fmt.Errorf("%w: %s", ErrUnknownEndpoint, id)
 	}
-	f(s)
-	m.settleLocked(s, time.Now())
+	now := thisInstant()
+	f(s, now)
+	m.settleLocked(s, now)
 	return nil
 }
 

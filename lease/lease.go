@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -13,73 +14,92 @@ import (
 
 // Lease is the right to use one endpoint until a deadline. It is safe for
 // concurrent use: one holder may send many requests at once.
+//
+// A store makes one for each grant, and most of the cost of a grant is the garbage
+// that is left of it. So it is small: what only some holders need is made when it is
+// asked for.
 type Lease struct {
-	store     Store
-	grant     Grant
-	transport *endpoint.TransportConfig // never changed
+	keeper   keeper
+	number   uint64             // in a Memory
+	token    int64              // of its key
+	endpoint *endpoint.Endpoint // never changed: all leases on it share it
+	domain   string
+	ttl      time.Duration // of the acquire
 
-	mu        sync.Mutex
-	expiresAt time.Time
-	lost      error // why it has ended, once it has
-	client    *http.Client
-	conns     *transport // the client's
-	// Of the context, made when first asked for.
+	// lost is why it has ended, once it has. It is set under mu.
+	lost atomic.Pointer[lostError]
+
+	mu      sync.Mutex
+	expires instant
+	use     *use // nil before the first
+}
+
+// use is what the holder has made of its lease.
+type use struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	expiry *time.Timer
+	client *http.Client // made when first asked for
+	conns  *transport   // the client's
 }
 
 // New makes the lease for what a store granted. Stores call it; asked is when
 // the holder's request was sent, by the holder's clock. The transport is what
 // [Lease.Client] uses.
 func New(store Store, grant Grant, asked time.Time, transport endpoint.TransportConfig) *Lease {
-	l := &Lease{}
-	l.init(store, grant, asked, &transport)
-	return l
-}
-
-func (l *Lease) init(store Store, grant Grant, asked time.Time, transport *endpoint.TransportConfig) {
-	l.store, l.grant, l.transport, l.expiresAt = store, grant, transport, asked.Add(grant.TTL)
+	return &Lease{
+		keeper: &byKey{store, grant.ID, transport}, token: grant.Token,
+		endpoint: &grant.Endpoint, domain: grant.Domain,
+		ttl: grant.TTL, expires: instantOf(asked.Add(grant.TTL)),
+	}
 }
 
 // Key identifies the lease to its store.
-func (l *Lease) Key() Key { return l.grant.Key }
+func (l *Lease) Key() Key { return Key{ID: l.keeper.idOf(l), Token: l.token} }
 
 // Grant returns what the store granted. TTL is that of the acquire, and the
 // endpoint's attributes must not be changed.
-func (l *Lease) Grant() Grant { return l.grant }
+func (l *Lease) Grant() Grant { return l.grantFor(l.keeper.idOf(l), l.ttl) }
+
+func (l *Lease) grantFor(id string, ttl time.Duration) Grant {
+	return Grant{
+		Key: Key{ID: id, Token: l.token}, Endpoint: *l.endpoint, Domain: l.domain, TTL: ttl,
+	}
+}
 
 // Endpoint returns what is leased.
-func (l *Lease) Endpoint() endpoint.Endpoint { return l.grant.Endpoint.Clone() }
+func (l *Lease) Endpoint() endpoint.Endpoint { return l.endpoint.Clone() }
 
 // Domain returns the domain that the lease was acquired for.
-func (l *Lease) Domain() string { return l.grant.Domain }
+func (l *Lease) Domain() string { return l.domain }
 
 // ExpiresAt is when the lease ends unless it is renewed.
 func (l *Lease) ExpiresAt() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.expiresAt
+	return l.expires.time()
 }
 
 // Context ends when the lease does. Its cause says why.
 func (l *Lease) Context() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.contextLocked()
+	return l.useLocked().ctx
 }
 
-func (l *Lease) contextLocked() context.Context {
-	if l.ctx != nil {
-		return l.ctx
+func (l *Lease) useLocked() *use {
+	if l.use != nil {
+		return l.use
 	}
-	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	if l.lost != nil {
-		l.cancel(l.lost)
-		return l.ctx
+	u := &use{}
+	u.ctx, u.cancel = context.WithCancelCause(context.Background())
+	if lost := l.lost.Load(); lost != nil {
+		u.cancel(lost)
+	} else {
+		u.expiry = time.AfterFunc(l.expires.until(), func() { _ = l.Err() })
 	}
-	l.expiry = time.AfterFunc(time.Until(l.expiresAt), func() { _ = l.Err() })
-	return l.ctx
+	l.use = u
+	return u
 }
 
 // Err returns nil while the lease is held, and then an error that matches
@@ -91,10 +111,13 @@ func (l *Lease) Err() error {
 }
 
 func (l *Lease) errLocked() error {
-	if l.lost == nil && !l.expiresAt.After(time.Now()) {
+	if l.lost.Load() == nil && l.expires <= thisInstant() {
 		l.loseLocked(ErrExpired)
 	}
-	return l.lost
+	if lost := l.lost.Load(); lost != nil {
+		return lost
+	}
+	return nil
 }
 
 // Client returns a client that goes through the leased proxy alone, with a
@@ -104,11 +127,12 @@ func (l *Lease) errLocked() error {
 func (l *Lease) Client() *http.Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.client == nil {
-		l.conns = newTransport(l.contextLocked(), l)
-		l.client = &http.Client{Transport: l.conns}
+	u := l.useLocked()
+	if u.client == nil {
+		u.conns = newTransport(u.ctx, l)
+		u.client = &http.Client{Transport: u.conns}
 	}
-	return l.client
+	return u.client
 }
 
 // ProxyURL returns the proxy for programs that connect by themselves, such as
@@ -118,7 +142,7 @@ func (l *Lease) ProxyURL() (endpoint.URL, error) {
 	if err := l.Err(); err != nil {
 		return endpoint.URL{}, err
 	}
-	return l.grant.Endpoint.URL, nil
+	return l.endpoint.URL, nil
 }
 
 // Renew extends the lease to end ttl from now, or the store's default for zero.
@@ -127,75 +151,84 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
-	asked := time.Now()
-	grant, err := l.store.Renew(ctx, l.grant.Key, ttl)
+	asked := thisInstant()
+	granted, err := l.keeper.renew(ctx, l, ttl)
 	if errors.Is(err, ErrNotHeld) || errors.Is(err, ErrExpired) {
 		l.Lose(err)
 	}
 	if err != nil {
 		return err
 	}
-	return l.extend(asked.Add(grant.TTL))
+	return l.extend(asked.plus(granted))
 }
 
 // Report says how a use of the lease went.
 func (l *Lease) Report(ctx context.Context, outcome Outcome) error {
-	return l.store.Report(ctx, l.grant.Key, outcome)
+	return l.keeper.report(ctx, l, outcome)
 }
 
 // Release ends the lease and closes its connections. It may be called again.
 // The lease is lost to its holder even where the store cannot be told.
 func (l *Lease) Release(ctx context.Context) error {
-	return l.end(ctx, l.store.Release)
+	return l.end(ctx, false)
 }
 
 // ReleaseUnused is [Lease.Release] for a lease that was not used.
 func (l *Lease) ReleaseUnused(ctx context.Context) error {
-	return l.end(ctx, l.store.ReleaseUnused)
+	return l.end(ctx, true)
 }
 
-func (l *Lease) end(ctx context.Context, tell func(context.Context, Key) error) error {
-	l.mu.Lock()
-	ended := l.lost != nil
-	l.loseLocked(ErrReleased)
-	l.mu.Unlock()
-	if ended {
+func (l *Lease) end(ctx context.Context, unused bool) error {
+	if !l.lose(ErrReleased) {
 		return nil
 	}
-	return tell(ctx, l.grant.Key)
+	return l.keeper.release(ctx, l, unused)
 }
 
 // Lose ends the lease for its holder, without telling the store. Stores call it
 // when they learn that a lease has ended. The first cause stands.
-func (l *Lease) Lose(cause error) {
+func (l *Lease) Lose(cause error) { l.lose(cause) }
+
+// lose tells whether the lease was held until now.
+func (l *Lease) lose(cause error) bool {
+	if l.lost.Load() != nil {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.loseLocked(cause)
+	return l.loseLocked(cause)
 }
 
-func (l *Lease) loseLocked(cause error) {
-	if l.lost != nil {
-		return
+func (l *Lease) loseLocked(cause error) bool {
+	if l.lost.Load() != nil {
+		return false
 	}
-	l.lost = lost(cause)
-	if l.ctx != nil {
-		l.cancel(l.lost)
-		l.expiry.Stop()
+	why := lost(cause)
+	l.lost.Store(why)
+	if l.use != nil {
+		l.use.end(why)
 	}
-	if l.conns != nil {
-		l.conns.close()
+	return true
+}
+
+// end cancels what is in flight and closes the connections.
+func (u *use) end(cause error) {
+	u.cancel(cause)
+	u.expiry.Stop()
+	if u.conns != nil {
+		u.conns.close()
 	}
 }
 
-func (l *Lease) extend(until time.Time) error {
+func (l *Lease) extend(until instant) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.errLocked(); err != nil {
 		return err
 	}
-	l.expiresAt = until
-	if l.expiry != nil {
-		l.expiry.Reset(time.Until(until))
+	l.expires = until
+	if l.use != nil {
+		l.use.expiry.Reset(until.until())
 	}
 	return nil
 }
@@ -203,7 +236,7 @@ func (l *Lease) extend(until time.Time) error {
 // usualEnds are the errors of the usual causes, made once.
 var usualEnds = []*lostError{{ErrReleased}, {ErrExpired}, {ErrRevoked}}
 
-func lost(cause error) error {
+func lost(cause error) *lostError {
 	for _, end := range usualEnds {
 		if end.cause == cause { //nolint:errorlint // these values themselves.
 			return end

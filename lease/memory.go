@@ -10,8 +10,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -98,30 +96,17 @@ type Memory struct {
 	slots    map[string]*slot
 	faces    map[netip.Addr]*face
 	sessions map[string]*session
-	leases   map[int64]*held  // by token
-	ended    map[string]int64 // tokens of leases that expired or were revoked
+	leases   register
+	ended    map[uint64]*ending // leases that expired or were revoked, by number
 	index    index
 	waiters  list.List // of *waiter, in order of arrival
-	alarms   alarm.Clock[matter]
+	alarms   alarm.Clock[ringer]
 	readers  map[chan Report]struct{}
 	used     uint64 // rises with each use of a slot
 	token    int64
-	prefix   string // of lease IDs: nobody guesses one
+	epoch    int64 // the origin of instants, in microseconds since 1970
 	stats    Stats
 	outcomes map[OutcomeKind]int64
-}
-
-// held is one lease.
-type held struct {
-	key      Key
-	slot     *slot
-	holder   string
-	domain   string
-	granted  time.Time
-	deadline time.Time
-	alarm    alarm.Alarm[matter]
-	lease    Lease
-	used     uint64 // the slot's, before this lease
 }
 
 // NewMemory returns an empty store. Close it to end its timers.
@@ -133,7 +118,8 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 	m := &Memory{
 		cfg: cfg, log: cfg.Logger,
 		slots: map[string]*slot{}, faces: map[netip.Addr]*face{}, sessions: map[string]*session{},
-		prefix: rand.Text()[:16] + "-", leases: map[int64]*held{}, ended: map[string]int64{},
+		leases: register{prefix: rand.Text()[:16] + "-"}, ended: map[uint64]*ending{},
+		epoch:   time.Now().UnixMicro() - thisInstant().microseconds(),
 		readers: map[chan Report]struct{}{}, outcomes: map[OutcomeKind]int64{},
 	}
 	m.alarms.Fire = m.onAlarm
@@ -149,8 +135,10 @@ func (m *Memory) Close() {
 	}
 	m.closed = true
 	m.alarms.Stop()
-	for _, h := range m.leases {
-		h.lease.Lose(ErrClosed)
+	for _, h := range m.leases.places {
+		if h.lease != nil {
+			h.lease.Lose(ErrClosed)
+		}
 	}
 	for e := m.waiters.Front(); e != nil; e = m.waiters.Front() {
 		m.waiters.Remove(e)
@@ -160,8 +148,7 @@ func (m *Memory) Close() {
 
 // TryAcquire implements [Store].
 func (m *Memory) TryAcquire(_ context.Context, req Request) (*Lease, error) {
-	req, err := prepare(req)
-	if err != nil {
+	if err := prepare(&req); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -169,127 +156,110 @@ func (m *Memory) TryAcquire(_ context.Context, req Request) (*Lease, error) {
 	if m.closed {
 		return nil, ErrClosed
 	}
-	now := time.Now()
+	now := thisInstant()
 	if s := m.pickLocked(&req, now); s != nil {
-		return m.grantLocked(s, req, now), nil
+		return m.grantLocked(s, &req, now), nil
 	}
 	return nil, m.unavailableLocked(&req, 0)
 }
 
 // Acquire implements [Store].
 func (m *Memory) Acquire(ctx context.Context, req Request) (*Lease, error) {
-	req, err := prepare(req)
-	if err != nil {
+	if err := prepare(&req); err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return nil, ErrClosed
+	l, w, err := m.acquireOrQueue(ctx, &req)
+	if w != nil {
+		return m.wait(ctx, w)
 	}
-	if err := ctx.Err(); err != nil {
-		defer m.mu.Unlock()
-		return nil, m.endOfWaitLocked(&req, 0, err)
-	}
-	now := time.Now()
-	if s := m.pickLocked(&req, now); s != nil {
-		defer m.mu.Unlock()
-		return m.grantLocked(s, req, now), nil
-	}
-	w := newWaiter(req)
-	element := m.waiters.PushBack(w)
-	m.stats.Waits++
-	m.mu.Unlock()
-	return m.wait(ctx, w, element)
+	return l, err
 }
 
-func prepare(req Request) (Request, error) {
+// acquireOrQueue returns a lease, or a waiter that is in the queue, or an error.
+func (m *Memory) acquireOrQueue(ctx context.Context, req *Request) (*Lease, *waiter, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, nil, ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, m.endOfWaitLocked(req, 0, err)
+	}
+	now := thisInstant()
+	if s := m.pickLocked(req, now); s != nil {
+		return m.grantLocked(s, req, now), nil, nil
+	}
+	m.stats.Waits++
+	return nil, m.queueLocked(req, now), nil
+}
+
+func prepare(req *Request) error {
 	if err := req.Validate(); err != nil {
-		return req, fmt.Errorf("lease.Request: %w", err)
+		return fmt.Errorf("lease.Request: %w", err)
 	}
 	req.Domain = canonicalDomain(req.Domain)
-	return req, nil
+	return nil
 }
 
 // grantLocked leases a free slot.
-func (m *Memory) grantLocked(s *slot, req Request, now time.Time) *Lease {
-	m.token = max(m.token+1, now.UnixMicro())
-	h := &held{
-		key:  Key{ID: m.idOf(m.token), Token: m.token},
-		slot: s, holder: req.Holder, domain: req.Domain, used: s.used, granted: now,
+func (m *Memory) grantLocked(s *slot, req *Request, now instant) *Lease {
+	m.token = max(m.token+1, m.epoch+now.microseconds())
+	ttl := m.ttl(req.TTL, m.cfg.MaxLifetime)
+	l := &Lease{
+		keeper: m, token: m.token, endpoint: s.endpoint, domain: req.Domain,
+		ttl: ttl, expires: now.plus(ttl),
 	}
-	h.alarm.About.lease = h
-	ttl := m.ttl(req.TTL, h, now)
-	h.lease.init(m, Grant{
-		Key: h.key, Endpoint: s.endpoint, Holder: req.Holder, Domain: req.Domain, TTL: ttl,
-	}, now, &m.cfg.Transport)
-	m.leases[h.key.Token] = h
-	s.held = append(s.held, h)
+	h := m.leases.enter(l)
+	h.holder, h.granted, h.deadline, h.used = req.Holder, now, l.expires, s.used
+	s.addHeld(h)
 	m.used++
 	s.used = m.used
 	s.unlink()
 	m.bindLocked(req.Session, s, now)
-	m.setDeadlineLocked(h, now.Add(ttl))
+	m.wakeLocked(s, h.deadline)
 	m.stats.Acquired++
 	if log := m.log.V(1); log.Enabled() {
-		log.Info("leased", "endpoint", s.endpoint.ID, "holder", req.Holder, "domain", req.Domain, "token", h.key.Token, "ttl", ttl)
+		log.Info("leased", "endpoint", s.endpoint.ID, "holder", req.Holder, "domain", req.Domain, "token", l.token, "ttl", ttl)
 	}
 	m.settleLocked(s, now)
-	return &h.lease
+	return l
 }
 
-// idOf is the ID of the lease with that token.
-func (m *Memory) idOf(token int64) string {
-	var buffer [48]byte
-	return string(strconv.AppendInt(append(buffer[:0], m.prefix...), token, 36))
-}
-
-// ttl is what is granted of what a holder wants.
-func (m *Memory) ttl(want time.Duration, h *held, now time.Time) time.Duration {
+// ttl is what is granted of what a holder wants, with that much of its lifetime
+// left.
+func (m *Memory) ttl(want, left time.Duration) time.Duration {
 	if want <= 0 {
 		want = m.cfg.DefaultTTL
 	}
-	return min(want, m.cfg.MaxTTL, h.granted.Add(m.cfg.MaxLifetime).Sub(now))
+	return min(want, m.cfg.MaxTTL, left)
 }
 
-func (m *Memory) setDeadlineLocked(h *held, at time.Time) {
-	h.deadline = at
-	m.alarms.Set(&h.alarm, at)
-}
-
-// findLocked returns the lease of that key, or why there is none.
-func (m *Memory) findLocked(key Key, now time.Time) (*held, error) {
+// findLocked returns the lease of that number and token, or why there is none.
+func (m *Memory) findLocked(number uint64, token int64) (*held, error) {
 	if m.closed {
 		return nil, ErrClosed
 	}
-	h, ok := m.leases[key.Token]
-	switch {
-	case ok && h.key.ID == key.ID:
-		return m.checkLocked(h, now)
-	case m.ended[key.ID] == key.Token && key.Token != 0:
+	if h := m.leases.find(number); h != nil && h.lease.token == token {
+		return h, nil
+	}
+	if e := m.ended[number]; e != nil && e.token == token {
 		return nil, ErrExpired
 	}
 	return nil, ErrNotHeld
 }
 
-// isHeldLocked tells whether the ID is that of a lease, whatever the token.
-func (m *Memory) isHeldLocked(id string) bool {
-	text, ok := strings.CutPrefix(id, m.prefix)
-	token, err := strconv.ParseInt(text, 36, 64)
-	return ok && err == nil && m.leases[token] != nil
-}
-
-// checkLocked returns the lease if its time has not run out: the alarm for that
-// may be late.
-func (m *Memory) checkLocked(h *held, now time.Time) (*held, error) {
-	if !h.deadline.After(now) {
+// findInTimeLocked is findLocked for a lease whose time has not run out: the alarm
+// for that may be late.
+func (m *Memory) findInTimeLocked(number uint64, token int64, now instant) (*held, error) {
+	h, err := m.findLocked(number, token)
+	if err == nil && h.deadline <= now {
 		m.expireLocked(h, now)
 		return nil, ErrExpired
 	}
-	return h, nil
+	return h, err
 }
 
-func (m *Memory) expireLocked(h *held, now time.Time) {
+func (m *Memory) expireLocked(h *held, now instant) {
 	m.stats.Expired++
 	m.endLocked(h, ErrExpired, now)
 }
@@ -298,90 +268,120 @@ func (m *Memory) expireLocked(h *held, now time.Time) {
 func (m *Memory) Renew(_ context.Context, key Key, ttl time.Duration) (Grant, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
-	h, err := m.findLocked(key, now)
+	h, ttl, err := m.renewLocked(m.leases.number(key.ID), key.Token, ttl)
 	if err != nil {
 		return Grant{}, err
 	}
-	ttl = m.ttl(ttl, h, now)
+	_ = h.lease.extend(h.deadline) // one whose holder has let go is not
+	return h.lease.grantFor(key.ID, ttl), nil
+}
+
+func (m *Memory) renewLocked(number uint64, token int64, ttl time.Duration) (*held, time.Duration, error) {
+	now := thisInstant()
+	h, err := m.findInTimeLocked(number, token, now)
+	if err != nil {
+		return nil, 0, err
+	}
+	ttl = m.ttl(ttl, m.cfg.MaxLifetime-now.since(h.granted))
 	if ttl <= 0 {
 		m.expireLocked(h, now)
-		return Grant{}, fmt.Errorf("%w: it reached the longest lifetime, %v", ErrExpired, m.cfg.MaxLifetime)
+		return nil, 0, fmt.Errorf("%w: it reached the longest lifetime, %v", ErrExpired, m.cfg.MaxLifetime)
 	}
-	m.setDeadlineLocked(h, now.Add(ttl))
+	h.deadline = now.plus(ttl)
+	m.wakeLocked(h.slot, h.deadline)
 	m.stats.Renewed++
-	grant := h.lease.grant
-	grant.TTL = ttl
-	return grant, nil
+	return h, ttl, nil
 }
 
 // Release implements [Store].
 func (m *Memory) Release(_ context.Context, key Key) error {
-	return m.release(key, false)
+	return m.end(m.leases.number(key.ID), key.Token, false)
 }
 
 // ReleaseUnused implements [Store].
 func (m *Memory) ReleaseUnused(_ context.Context, key Key) error {
-	return m.release(key, true)
+	return m.end(m.leases.number(key.ID), key.Token, true)
 }
 
-func (m *Memory) release(key Key, unused bool) error {
+// end releases a lease. One that is overdue, but whose alarm is late, is released
+// as well: its holder says itself that it has stopped.
+func (m *Memory) end(number uint64, token int64, unused bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
-	h, err := m.findLocked(key, now)
-	if errors.Is(err, ErrNotHeld) && !m.isHeldLocked(key.ID) {
+	h, err := m.findLocked(number, token)
+	if errors.Is(err, ErrNotHeld) && m.leases.find(number) == nil {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if unused && len(h.slot.held) == 1 {
+	if unused && h.slot.holders == 1 {
 		h.slot.used = h.used
 	}
 	m.stats.Released++
+	// Reading the clock is a tenth of the cost of a lease, and most releases need
+	// none: the slot is not cooling down, and nobody waits for it.
+	var now instant
+	if h.slot.coolUntil != 0 || m.waiters.Len() > 0 {
+		now = thisInstant()
+	}
 	m.endLocked(h, ErrReleased, now)
 	return nil
 }
 
 // endLocked ends a lease for the reason given.
-func (m *Memory) endLocked(h *held, cause error, now time.Time) {
-	delete(m.leases, h.key.Token)
-	m.alarms.Clear(&h.alarm)
-	h.lease.Lose(cause)
+func (m *Memory) endLocked(h *held, cause error, now instant) {
+	s, l := h.slot, h.lease
+	l.Lose(cause)
 	if log := m.log.V(1); log.Enabled() {
-		log.Info("lease ended", "endpoint", h.slot.endpoint.ID, "holder", h.holder, "token", h.key.Token, "reason", cause.Error())
+		log.Info("lease ended", "endpoint", s.endpoint.ID, "holder", h.holder, "token", l.token, "reason", cause.Error())
 	}
-	if !errors.Is(cause, ErrReleased) {
-		m.rememberLocked(h, now)
-		h.slot.coolUntil = later(h.slot.coolUntil, now.Add(m.cfg.LockDelay))
+	s.dropHeld(h)
+	m.leases.strike(h)
+	if cause != ErrReleased { //nolint:errorlint // it is one of three.
+		m.rememberLocked(l, now)
+		s.coolUntil = max(s.coolUntil, now.plus(m.cfg.LockDelay))
 	}
-	h.slot.dropHeld(h)
-	m.settleLocked(h.slot, now)
+	if s.gone && s.held == nil {
+		m.alarms.Clear(&s.alarm)
+	}
+	m.settleLocked(s, now)
 }
 
 // memory is how long a lease that expired is told from one that never was.
 const memory = 10 * time.Minute
 
-func (m *Memory) rememberLocked(h *held, now time.Time) {
-	m.ended[h.key.ID] = h.key.Token
-	m.alarms.Set(&alarm.Alarm[matter]{About: matter{forget: h.key.ID}}, now.Add(memory))
+// ending is what is remembered of a lease that expired or was revoked.
+type ending struct {
+	number uint64
+	token  int64
+	alarm  alarm.Alarm[ringer]
 }
 
-func (s *slot) dropHeld(h *held) {
-	s.held = slices.DeleteFunc(s.held, func(other *held) bool { return other == h })
+func (m *Memory) rememberLocked(l *Lease, now instant) {
+	e := &ending{number: l.number, token: l.token}
+	e.alarm.About = e
+	m.ended[e.number] = e
+	m.alarms.Set(&e.alarm, now.plus(memory).time())
 }
+
+// ring forgets the lease.
+func (e *ending) ring(m *Memory, _ instant) { delete(m.ended, e.number) }
 
 // Report implements [Store].
 func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
+	return m.tell(m.leases.number(key.ID), key.Token, o)
+}
+
+func (m *Memory) tell(number uint64, token int64, o Outcome) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
-	h, err := m.findLocked(key, now)
-	if errors.Is(err, ErrClosed) || err != nil && m.isHeldLocked(key.ID) {
+	now := thisInstant()
+	h, err := m.findInTimeLocked(number, token, now)
+	if errors.Is(err, ErrClosed) || err != nil && m.leases.find(number) != nil {
 		return err
 	}
 	m.outcomes[o.Kind]++
@@ -390,7 +390,7 @@ func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 		return nil
 	}
 	if o.Domain = canonicalDomain(o.Domain); o.Domain == "" {
-		o.Domain = h.domain
+		o.Domain = h.lease.domain
 	}
 	m.applyLocked(h, o, now)
 	return nil
@@ -398,7 +398,7 @@ func (m *Memory) Report(_ context.Context, key Key, o Outcome) error {
 
 // applyLocked gives an outcome its consequences. Of the failures of leases that
 // were held at one time the first counts: one outage is one fault.
-func (m *Memory) applyLocked(h *held, o Outcome, now time.Time) {
+func (m *Memory) applyLocked(h *held, o Outcome, now instant) {
 	switch o.Kind {
 	case OK:
 		m.creditLocked(h, o, now)
@@ -412,23 +412,23 @@ func (m *Memory) applyLocked(h *held, o Outcome, now time.Time) {
 	}
 }
 
-func (m *Memory) creditLocked(h *held, o Outcome, now time.Time) {
-	h.slot.face.forgive(o.Domain, h.key.Token)
-	if h.key.Token > h.slot.faultToken && !h.slot.proven {
+func (m *Memory) creditLocked(h *held, o Outcome, now instant) {
+	h.slot.face.forgive(o.Domain, h.lease.token)
+	if h.lease.token > h.slot.faultToken && !h.slot.proven {
 		h.slot.faults, h.slot.proven = 0, true
 		m.settleLocked(h.slot, now)
 	}
 }
 
-func (m *Memory) faultLocked(h *held, now time.Time) {
+func (m *Memory) faultLocked(h *held, now instant) {
 	s := h.slot
-	if h.key.Token <= s.faultToken {
+	if h.lease.token <= s.faultToken {
 		return
 	}
 	s.faults, s.faultToken, s.proven = s.faults+1, m.token, false
-	s.coolUntil = later(s.coolUntil, now.Add(escalate(m.cfg.ProxyCooldown, m.cfg.MaxProxyCooldown, s.faults)))
+	s.coolUntil = max(s.coolUntil, now.plus(escalate(m.cfg.ProxyCooldown, m.cfg.MaxProxyCooldown, s.faults)))
 	m.settleLocked(s, now)
-	m.log.V(1).Info("endpoint cools down", "endpoint", s.endpoint.ID, "until", s.coolUntil)
+	m.log.V(1).Info("endpoint cools down", "endpoint", s.endpoint.ID, "until", s.coolUntil.time())
 }
 
 // escalate doubles base for each failure after the first, up to limit.
@@ -446,10 +446,10 @@ func escalate(base, limit time.Duration, failures int) time.Duration {
 func (m *Memory) List(context.Context) ([]Status, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
+	now := thisInstant()
 	all := make([]Status, 0, len(m.slots))
 	for _, id := range slices.Sorted(maps.Keys(m.slots)) {
-		all = append(all, m.slots[id].status(now))
+		all = append(all, m.statusLocked(m.slots[id], now))
 	}
 	return all, nil
 }
@@ -461,22 +461,15 @@ func (m *Memory) Stats(context.Context) (Stats, error) {
 	stats := m.stats
 	stats.Outcomes = maps.Clone(m.outcomes)
 	stats.Waiting = m.waiters.Len()
-	stats.Endpoints = m.countLocked(&Request{}, time.Now())
+	stats.Endpoints = m.countLocked(&Request{}, thisInstant())
 	return stats, nil
 }
 
-func (m *Memory) countLocked(req *Request, now time.Time) Counts {
+func (m *Memory) countLocked(req *Request, now instant) Counts {
 	var c Counts
 	for _, s := range m.slots {
 		c.Total++
 		*m.place(s, &c, req, now)++
 	}
 	return c
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

@@ -831,3 +831,61 @@ func TestPutKeepsTheAddressThatAProbeFoundOut(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, v.EgressIP, list[0].Endpoint.EgressIP)
 }
+
+// An ordinary lease moves no alarm: the one of its slot still stands from before,
+// and what it finds when it rings is another lease, with an end of its own.
+func TestAnAlarmThatStandsFindsTheNextLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{MaxHolders: 2}, "a")
+		lent := func(ttl time.Duration) *lease.Lease {
+			return request(t, m, lease.Request{TTL: ttl})
+		}
+		first := lent(time.Minute)
+		require.NoError(t, first.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+		require.NoError(t, first.Release(t.Context()))
+		time.Sleep(30 * time.Second)
+		long, short := lent(10*time.Minute), lent(20*time.Second)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		require.ErrorIs(t, short.Err(), lease.ErrExpired, "before the alarm that stood")
+		require.NoError(t, long.Err())
+		time.Sleep(10*time.Minute - 21*time.Second)
+		synctest.Wait()
+		require.NoError(t, long.Err(), "the alarm that stood has rung")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		list, err := m.List(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, list[0].Leases)
+		stats, err := m.Stats(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, stats.Expired)
+	})
+}
+
+func TestALeaseThatIsRenewedByItsKeyIsRenewedForItsHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		l := acquire(t, m, "")
+		_, err := m.Renew(t.Context(), l.Key(), 10*time.Minute)
+		require.NoError(t, err)
+		assert.Equal(t, 10*time.Minute, time.Until(l.ExpiresAt()))
+		time.Sleep(9 * time.Minute)
+		assert.NoError(t, l.Err())
+	})
+}
+
+// What a holder keeps of a lease that has ended tells what it was.
+func TestALeaseThatHasEndedKeepsItsIdentity(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a", "b")
+	l := acquire(t, m, "x.example")
+	before := l.Grant()
+	require.NoError(t, l.Release(t.Context()))
+	for range 3 {
+		next := acquire(t, m, "y.example")
+		assert.NotEqual(t, before.Key, next.Key())
+		require.NoError(t, next.Release(t.Context()))
+	}
+	assert.Equal(t, before, l.Grant())
+	assert.ErrorIs(t, l.Err(), lease.ErrReleased)
+}

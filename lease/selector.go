@@ -35,15 +35,17 @@ const (
 // Matches tells whether the attributes satisfy every requirement.
 func (s Selector) Matches(attributes map[string]string) bool {
 	for i := range s {
-		if !s[i].matches(attributes) {
+		value, has := attributes[s[i].Key]
+		if !s[i].holds(value, has) {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *Requirement) matches(attributes map[string]string) bool {
-	value, has := attributes[r.Key]
+// holds tells whether the requirement holds for an attribute of that value, or for
+// none.
+func (r *Requirement) holds(value string, has bool) bool {
 	switch r.Operator {
 	case In:
 		return has && slices.Contains(r.Values, value)
@@ -60,8 +62,8 @@ func (r *Requirement) matches(attributes map[string]string) bool {
 // Validate reports every problem, with its path.
 func (s Selector) Validate() error {
 	var errs []error
-	for i, r := range s {
-		if err := r.validate(); err != nil {
+	for i := range s {
+		if err := s[i].validate(); err != nil {
 			errs = append(errs, fmt.Errorf("selector[%d]%w", i, err))
 		}
 	}

@@ -119,7 +119,6 @@ type Key struct {
 type Grant struct {
 	Key
 	Endpoint endpoint.Endpoint
-	Holder   string
 	Domain   string
 	// TTL counts from when the holder asked.
 	TTL time.Duration

@@ -290,7 +290,7 @@ func (h *Handler) acquire(r *http.Request, client string) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, toWire(grant, time.Since(began)), nil
+	return http.StatusCreated, toWire(grant, req.Holder, time.Since(began)), nil
 }
 
 func (h *Handler) waitOf(r *http.Request) (time.Duration, error) {

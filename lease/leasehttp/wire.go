@@ -77,10 +77,10 @@ type wireEndpoint struct {
 	EgressIP   netip.Addr        `json:"egressIP,omitzero"`
 }
 
-func toWire(g lease.Grant, waited time.Duration) wireLease {
+func toWire(g lease.Grant, holder string, waited time.Duration) wireLease {
 	e := fromEndpoint(g.Endpoint)
 	e.URL = g.Endpoint.URL.Reveal()
-	return wireLease{ID: g.ID, Token: g.Token, TTL: duration(g.TTL), Waited: duration(waited), Domain: g.Domain, Holder: g.Holder, Endpoint: e}
+	return wireLease{ID: g.ID, Token: g.Token, TTL: duration(g.TTL), Waited: duration(waited), Domain: g.Domain, Holder: holder, Endpoint: e}
 }
 
 func fromEndpoint(e endpoint.Endpoint) wireEndpoint {
@@ -95,7 +95,7 @@ func (w wireLease) grant() (lease.Grant, error) {
 	e.URL = url
 	return lease.Grant{
 		Key: lease.Key{ID: w.ID, Token: w.Token}, TTL: time.Duration(w.TTL),
-		Domain: w.Domain, Holder: w.Holder, Endpoint: e,
+		Domain: w.Domain, Endpoint: e,
 	}, err
 }
 

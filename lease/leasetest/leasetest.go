@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -242,6 +243,26 @@ var clauses = []clause{
 		s.must(err, "Stats")
 		s.that(stats.LateReports == 1, "%d late reports are counted", stats.LateReports)
 	}},
+	{"OldKeysReachNobodyElse", "the key of a lease that has ended does nothing to the leases after it", Settings{}, func(s *suite) {
+		s.ready("a")
+		var old []lease.Key
+		for range 3 {
+			l := s.acquire("")
+			old = append(old, l.Key())
+			s.release(l)
+		}
+		l := s.acquire("")
+		for _, key := range old {
+			_, err := s.store.Renew(s.Context(), key, time.Minute)
+			s.is(err, lease.ErrNotHeld, "Renew")
+			s.must(s.store.Release(s.Context(), key), "Release")
+			s.must(s.store.Report(s.Context(), key, lease.Outcome{Kind: lease.ProxyFault}), "Report")
+		}
+		s.must(l.Renew(s.Context(), time.Minute), "Renew by the holder")
+		s.none("", lease.ErrNoneFree)
+		s.release(l)
+		s.acquire("")
+	}},
 	{"ExpiryIsPunctual", "a lease ends when its time is over, not before, and then it is ErrExpired", Settings{}, func(s *suite) {
 		s.ready("a")
 		l := s.acquire("")
@@ -429,7 +450,7 @@ var clauses = []clause{
 		got := <-reports
 		s.that(got.EndpointID == "a" && got.Generation == 1 && got.Outcome.Status == 407, "the report is %+v", got)
 	}},
-	{"Listing", "List shows every endpoint with its state, ordered by ID, and no credentials to whom they are not due", Settings{}, func(s *suite) {
+	{"Listing", "List shows every endpoint with its state, ordered by ID, and neither credentials to whom they are not due nor tokens", Settings{}, func(s *suite) {
 		s.ready("b", "a")
 		l := s.acquire("x.example")
 		s.report(l, lease.TargetBlocked)
@@ -439,7 +460,11 @@ var clauses = []clause{
 		held := list[1]
 		s.that(held.Verdict.Health == endpoint.Healthy && len(held.Leases) == 1 && held.Leases[0].ID == l.Key().ID, "the leased one is %+v", held)
 		s.that(!held.CoolDomains["x.example"].IsZero(), "the cooldowns are %v", held.CoolDomains)
-		s.that(!strings.Contains(fmt.Sprintf("%+v", list), "p@ss"), "the list shows a password")
+		shown := fmt.Sprintf("%+v", list)
+		s.that(!strings.Contains(shown, "p@ss"), "the list shows a password")
+		for _, base := range []int{10, 16, 32, 36} {
+			s.that(!strings.Contains(shown, strconv.FormatInt(l.Key().Token, base)), "the list shows a token, in base %d", base)
+		}
 		stats, err := s.store.Stats(s.Context())
 		s.must(err, "Stats")
 		s.that(stats.Acquired == 1 && stats.Endpoints.Total == 2 && stats.Endpoints.Leased == 1, "the statistics are %+v", stats)
