@@ -692,3 +692,52 @@ func TestAListThatIsOlderThanAnEndBringsNothingBack(t *testing.T) {
 		assert.Equal(t, 2, w.healthy())
 	})
 }
+
+// lateStore holds up the verdicts that it is told, while it is to.
+type lateStore struct {
+	lease.Inventory
+	holding atomic.Bool
+	held    chan endpoint.Verdict
+	letGo   chan struct{}
+}
+
+func (s *lateStore) SetVerdict(ctx context.Context, id string, v endpoint.Verdict) error {
+	if s.holding.Load() {
+		s.held <- v
+		<-s.letGo
+	}
+	return s.Inventory.SetVerdict(ctx, id, v)
+}
+
+// The verdict on a former generation that arrives late is not the new one's.
+func TestALateVerdictIsNotThatOfTheNextGeneration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		store := &lateStore{Inventory: w.store, held: make(chan endpoint.Verdict), letGo: make(chan struct{})}
+		store.holding.Store(true)
+		w.cfg.Inventory = store
+		var moved atomic.Bool
+		w.cfg.Endpoint = func(uid string, in provider.Instance) (endpoint.Endpoint, error) {
+			e, err := w.p.Endpoint(uid, in)
+			if err == nil && moved.Load() {
+				e.URL, err = endpoint.NewURL("http", "192.0.2.99:3128", "", "")
+			}
+			return e, err
+		}
+		w.start()
+		former := <-store.held // Healthy, and on its way
+		require.Equal(t, endpoint.Healthy, former.Health)
+		store.holding.Store(false)
+
+		w.setBad("*", true)
+		moved.Store(true)
+		time.Sleep(5 * time.Minute) // the hook is asked anew
+		judged := w.f.Status()[0].Verdict
+		close(store.letGo)
+		require.Equal(t, endpoint.Unhealthy, judged.Health)
+		require.NotEqual(t, former.Generation, judged.Generation)
+		synctest.Wait()
+		assert.Equal(t, judged, w.f.Status()[0].Verdict)
+		assert.Equal(t, 1, w.count(fleet.Verdict), "nobody is told of what is no more")
+	})
+}
