@@ -6,7 +6,8 @@
 //		Store:   store,
 //		Clients: map[string]string{"crawler-1": token},
 //	})
-//	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, TLSConfig: ...}
+//	server := &http.Server{Addr: ":8090", Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+//	err = server.ListenAndServeTLS("server.crt", "server.key")
 //
 //	store, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: "https://egress.example:8090", Token: token})
 //	l, err := store.Acquire(ctx, lease.Request{Holder: "worker-7", Domain: "example.com"})
@@ -39,6 +40,7 @@
 //	400 bad_request   malformed JSON, an unknown field, a value that is refused
 //	401 unauthorized  no or a wrong bearer token
 //	404 no_match      no endpoint could ever satisfy the request; not_found: no such path
+//	408 too_slow      the body did not arrive within [HandlerConfig.BodyTimeout]
 //	409 not_held      the token is not that of the lease
 //	410 expired       the lease has ended
 //	413 too_large     the body is longer than allowed
@@ -49,4 +51,10 @@
 // Each client has a bearer token of its own, compared in constant time. A handler
 // without clients is refused unless Anonymous is set. Answers hold proxy
 // passwords: serve over TLS, or on loopback.
+//
+// Clients share the endpoints and nothing else. A lease's ID carries a seal by its
+// client's bearer token: to everyone else the lease is one that never was, which
+// they can neither renew nor release nor report for. Request IDs, holders and
+// sessions are each client's own. A list tells every client who holds what, without
+// tokens and seals. A client that gets another bearer token loses its leases.
 package leasehttp

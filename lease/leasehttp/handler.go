@@ -4,17 +4,17 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -29,7 +29,8 @@ type HandlerConfig struct {
 	// Store is what is served.
 	Store lease.Store
 	// Clients are the bearer tokens by the clients' names. A token has at least
-	// 16 characters. The name becomes a part of the holders' names.
+	// 16 characters, and is one client's alone. A name is made of letters, digits,
+	// '_', '.' and '-', and becomes a part of the holders' names.
 	Clients map[string]string
 	// Anonymous serves everyone who can connect. Set it on loopback only.
 	Anonymous bool
@@ -40,6 +41,8 @@ type HandlerConfig struct {
 	PollGrace time.Duration
 	// MaxBody caps the bytes of a request's body; 16 KiB if zero.
 	MaxBody int64
+	// BodyTimeout bounds the time in which a body arrives; 10 s if zero.
+	BodyTimeout time.Duration
 	// MaxPending caps the acquires that wait at one time; 10,000 if zero. More are
 	// answered 503.
 	MaxPending int
@@ -55,17 +58,26 @@ func (c HandlerConfig) withDefaults() (HandlerConfig, error) {
 	problems.Require(len(c.Clients) > 0 || c.Anonymous, "clients",
 		"give each client a bearer token, or set Anonymous to lend proxies to everyone who can connect")
 	problems.Require(len(c.Clients) == 0 || !c.Anonymous, "anonymous", "is of no use beside clients with tokens: leave one out")
-	for name, token := range c.Clients {
-		problems.Require(name != "", "clients", "a client has no name")
+	owners := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
+		token := c.Clients[name]
+		if !clientName.MatchString(name) {
+			problems.Add("clients", name, "a name must match "+clientName.String())
+		}
+		if owner, taken := owners[token]; taken {
+			problems.Missing(fmt.Sprintf("clients[%q]", name), fmt.Sprintf("has the token of %q: give each its own", owner))
+		}
+		owners[token] = name
 		problems.Require(len(token) >= minTokenLength, fmt.Sprintf("clients[%q]", name),
 			fmt.Sprintf("the token has less than %d characters: draw one at random", minTokenLength))
 	}
 	c.MaxWait = cmp.Or(c.MaxWait, time.Minute)
 	c.PollGrace = cmp.Or(c.PollGrace, 10*time.Second)
 	c.MaxBody = cmp.Or(c.MaxBody, 16<<10)
+	c.BodyTimeout = cmp.Or(c.BodyTimeout, 10*time.Second)
 	c.MaxPending = cmp.Or(c.MaxPending, 10_000)
 	for path, n := range map[string]int64{
-		"maxWait": int64(c.MaxWait), "pollGrace": int64(c.PollGrace), "maxBody": c.MaxBody, "maxPending": int64(c.MaxPending),
+		"maxWait": int64(c.MaxWait), "pollGrace": int64(c.PollGrace), "maxBody": c.MaxBody, "bodyTimeout": int64(c.BodyTimeout), "maxPending": int64(c.MaxPending),
 	} {
 		if n < 0 {
 			problems.Add(path, n, "must not be negative")
@@ -82,12 +94,6 @@ type Handler struct {
 	pending *pendings
 }
 
-// client is one who may use the API.
-type client struct {
-	name string
-	sum  [sha256.Size]byte // of the token
-}
-
 // NewHandler returns the handler. The error lists all that is wrong with cfg, and
 // shows no token.
 func NewHandler(cfg HandlerConfig) (*Handler, error) {
@@ -97,9 +103,9 @@ func NewHandler(cfg HandlerConfig) (*Handler, error) {
 	}
 	h := &Handler{cfg: cfg, mux: http.NewServeMux(), pending: newPendings(cfg)}
 	for name, token := range cfg.Clients {
-		h.clients = append(h.clients, client{name, sha256.Sum256([]byte(token))})
+		h.clients = append(h.clients, newClient(name, token))
 	}
-	for pattern, serve := range map[string]func(*http.Request, string) (int, any, error){
+	for pattern, serve := range map[string]func(*http.Request, client) (int, any, error){
 		"GET /v1/endpoints":            h.list,
 		"GET /v1/stats":                h.stats,
 		"POST /v1/leases":              h.acquire,
@@ -123,8 +129,18 @@ func (h *Handler) Close() { h.pending.close() }
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, h.cfg.MaxBody)
+	r.Body = h.limited(w, r.Body)
 	h.mux.ServeHTTP(w, r)
+}
+
+// limited bounds the size of a body and the time in which it arrives. The server
+// lifts the deadline when the body has come: a wait that follows is not bounded.
+func (h *Handler) limited(w http.ResponseWriter, body io.ReadCloser) io.ReadCloser {
+	if body == http.NoBody {
+		return body
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.cfg.BodyTimeout)) // where it can
+	return http.MaxBytesReader(w, body, h.cfg.MaxBody)
 }
 
 //go:embed openapi.json
@@ -136,20 +152,20 @@ func serveOpenAPI(w http.ResponseWriter, r *http.Request) {
 }
 
 // authorized answers a request of a known client by serve.
-func (h *Handler) authorized(serve func(*http.Request, string) (int, any, error)) http.Handler {
+func (h *Handler) authorized(serve func(*http.Request, client) (int, any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, ok := h.client(r)
+		client, ok := h.client(r)
 		if !ok {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			h.fail(w, r, &apiError{http.StatusUnauthorized, codeUnauthorized, "send the client's token as Authorization: Bearer TOKEN"})
 			return
 		}
-		status, answer, err := serve(r, name)
+		status, answer, err := serve(r, client)
 		if err != nil {
 			h.fail(w, r, err)
 			return
 		}
-		h.cfg.Logger.V(1).Info("lease api", "client", name, "method", r.Method, "path", r.URL.Path, "status", status)
+		h.cfg.Logger.V(1).Info("lease api", "client", client.name, "method", r.Method, "path", r.URL.Path, "status", status)
 		w.Header().Set("Cache-Control", "no-store")
 		if answer == nil {
 			w.WriteHeader(status)
@@ -157,22 +173,6 @@ func (h *Handler) authorized(serve func(*http.Request, string) (int, any, error)
 		}
 		write(w, status, answer)
 	})
-}
-
-// client finds the client of a request's token. Every token is compared, in
-// constant time, so that the time tells nothing.
-func (h *Handler) client(r *http.Request) (name string, ok bool) {
-	if h.cfg.Anonymous {
-		return "", true
-	}
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	sum := sha256.Sum256([]byte(token))
-	for _, c := range h.clients {
-		if subtle.ConstantTimeCompare(c.sum[:], sum[:]) == 1 {
-			name, ok = c.name, true
-		}
-	}
-	return name, ok && strings.EqualFold(scheme, "Bearer")
 }
 
 func write(w http.ResponseWriter, status int, answer any) {
@@ -236,8 +236,11 @@ func describeUnavailable(e *lease.UnavailableError) (int, wireError) {
 func decode(r *http.Request, into any) error {
 	text, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
+	switch {
+	case errors.As(err, &tooLarge):
 		return &apiError{http.StatusRequestEntityTooLarge, codeTooLarge, fmt.Sprintf("the body is longer than %d bytes", tooLarge.Limit)}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &apiError{http.StatusRequestTimeout, codeTooSlow, "the body did not arrive in time"}
 	}
 	if err == nil {
 		decoder := json.NewDecoder(bytes.NewReader(text))
@@ -256,29 +259,29 @@ func badRequest(format string, args ...any) error {
 	return &apiError{http.StatusBadRequest, codeBadRequest, fmt.Sprintf(format, args...)}
 }
 
-func (h *Handler) list(r *http.Request, _ string) (int, any, error) {
+func (h *Handler) list(r *http.Request, c client) (int, any, error) {
 	all, err := h.cfg.Store.List(r.Context())
 	answer := struct {
 		Endpoints []wireStatus `json:"endpoints"`
 	}{make([]wireStatus, 0, len(all))}
 	for _, s := range all {
-		answer.Endpoints = append(answer.Endpoints, fromStatus(s))
+		answer.Endpoints = append(answer.Endpoints, fromStatus(s, c))
 	}
 	return http.StatusOK, answer, err
 }
 
-func (h *Handler) stats(r *http.Request, _ string) (int, any, error) {
+func (h *Handler) stats(r *http.Request, _ client) (int, any, error) {
 	s, err := h.cfg.Store.Stats(r.Context())
 	return http.StatusOK, fromStats(s), err
 }
 
-func (h *Handler) acquire(r *http.Request, client string) (int, any, error) {
+func (h *Handler) acquire(r *http.Request, c client) (int, any, error) {
 	began := time.Now()
 	var body acquireRequest
 	if err := decode(r, &body); err != nil {
 		return 0, nil, err
 	}
-	req, err := body.request(client)
+	req, err := body.request(c)
 	if err != nil {
 		return 0, nil, badRequest("%v", err)
 	}
@@ -286,11 +289,13 @@ func (h *Handler) acquire(r *http.Request, client string) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	grant, err := h.pending.acquire(r.Context(), client+"/"+body.RequestID, body.RequestID != "", req, wait)
+	grant, err := h.pending.acquire(r.Context(), c.own(body.RequestID), body.RequestID != "", req, wait)
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, toWire(grant, req.Holder, time.Since(began)), nil
+	answer := toWire(grant, req.Holder, time.Since(began))
+	answer.ID = c.seal(answer.ID)
+	return http.StatusCreated, answer, nil
 }
 
 func (h *Handler) waitOf(r *http.Request) (time.Duration, error) {
@@ -305,21 +310,21 @@ func (h *Handler) waitOf(r *http.Request) (time.Duration, error) {
 	return min(wait, h.cfg.MaxWait), nil
 }
 
-func (h *Handler) giveUp(r *http.Request, client string) (int, any, error) {
-	h.pending.giveUp(client + "/" + r.PathValue("id"))
+func (h *Handler) giveUp(r *http.Request, c client) (int, any, error) {
+	h.pending.giveUp(c.own(r.PathValue("id")))
 	return http.StatusNoContent, nil, nil
 }
 
-func (h *Handler) renew(r *http.Request, _ string) (int, any, error) {
+func (h *Handler) renew(r *http.Request, c client) (int, any, error) {
 	var body renewRequest
 	if err := decode(r, &body); err != nil {
 		return 0, nil, err
 	}
-	grant, err := h.cfg.Store.Renew(r.Context(), lease.Key{ID: r.PathValue("id"), Token: body.Token}, time.Duration(body.TTL))
+	grant, err := h.cfg.Store.Renew(r.Context(), lease.Key{ID: c.open(r.PathValue("id")), Token: body.Token}, time.Duration(body.TTL))
 	return http.StatusOK, renewAnswer{TTL: duration(grant.TTL)}, err
 }
 
-func (h *Handler) release(r *http.Request, _ string) (int, any, error) {
+func (h *Handler) release(r *http.Request, c client) (int, any, error) {
 	var body releaseRequest
 	if err := decode(r, &body); err != nil {
 		return 0, nil, err
@@ -328,7 +333,7 @@ func (h *Handler) release(r *http.Request, _ string) (int, any, error) {
 	if body.Unused {
 		release = h.cfg.Store.ReleaseUnused
 	}
-	key := lease.Key{ID: r.PathValue("id"), Token: body.Token}
+	key := lease.Key{ID: c.open(r.PathValue("id")), Token: body.Token}
 	err := release(context.WithoutCancel(r.Context()), key)
 	if err == nil {
 		h.pending.released(key)
@@ -336,7 +341,7 @@ func (h *Handler) release(r *http.Request, _ string) (int, any, error) {
 	return http.StatusNoContent, nil, err
 }
 
-func (h *Handler) report(r *http.Request, _ string) (int, any, error) {
+func (h *Handler) report(r *http.Request, c client) (int, any, error) {
 	var body reportRequest
 	if err := decode(r, &body); err != nil {
 		return 0, nil, err
@@ -348,6 +353,6 @@ func (h *Handler) report(r *http.Request, _ string) (int, any, error) {
 	if err := outcome.Validate(); err != nil {
 		return 0, nil, badRequest("%v", err)
 	}
-	err := h.cfg.Store.Report(r.Context(), lease.Key{ID: r.PathValue("id"), Token: body.Token}, outcome)
+	err := h.cfg.Store.Report(r.Context(), lease.Key{ID: c.open(r.PathValue("id")), Token: body.Token}, outcome)
 	return http.StatusNoContent, nil, err
 }

@@ -2,10 +2,20 @@ package leasehttp_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	gotoken "go/token"
 	"io"
+	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -202,6 +212,19 @@ func answer(t *testing.T, h http.Handler, method, path, auth, body string) (int,
 	return w.Code, w.Header(), w.Body.String()
 }
 
+// wireLease is what a client reads of a lease.
+type wireLease struct{ ID, Token string }
+
+// granted acquires as any client would.
+func granted(t *testing.T, h http.Handler, auth string) wireLease {
+	t.Helper()
+	status, _, body := answer(t, h, "POST", "/v1/leases", auth, `{"holder":"test","requestId":"r","session":"s"}`)
+	require.Equal(t, 201, status, body)
+	var l wireLease
+	require.NoError(t, json.Unmarshal([]byte(body), &l))
+	return l
+}
+
 func TestBadRequestsGetAStatusOfTheirOwnAndChangeNothing(t *testing.T) {
 	m, err := lease.NewMemory(lease.MemoryConfig{})
 	require.NoError(t, err)
@@ -210,10 +233,9 @@ func TestBadRequestsGetAStatusOfTheirOwnAndChangeNothing(t *testing.T) {
 	require.NoError(t, err)
 	defer h.Close()
 	put(t, m, "a")
-	l, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
-	require.NoError(t, err)
-	path := "/v1/leases/" + l.Key().ID
 	bearer := "Bearer " + token
+	l := granted(t, h, bearer)
+	path := "/v1/leases/" + l.ID
 	huge := `{"holder": "` + strings.Repeat("x", 17<<10) + `"}`
 	for name, c := range map[string]struct {
 		method, path, auth, body string
@@ -239,7 +261,7 @@ func TestBadRequestsGetAStatusOfTheirOwnAndChangeNothing(t *testing.T) {
 		"forged renew":        {"POST", path + "/renew", bearer, `{"token":"1"}`, 409, "not_held"},
 		"forged release":      {"POST", path + "/release", bearer, `{"token":"1"}`, 409, "not_held"},
 		"forged report":       {"POST", path + "/report", bearer, `{"token":"1","outcome":"proxy_fault"}`, 409, "not_held"},
-		"odd outcome":         {"POST", path + "/report", bearer, fmt.Sprintf(`{"token":"%d","outcome":"odd"}`, l.Key().Token), 400, "bad_request"},
+		"odd outcome":         {"POST", path + "/report", bearer, `{"token":"` + l.Token + `","outcome":"odd"}`, 400, "bad_request"},
 		"token as a number":   {"POST", path + "/renew", bearer, `{"token":1}`, 400, "bad_request"},
 		"renew of what's not": {"POST", "/v1/leases/none/renew", bearer, `{"token":"1"}`, 409, "not_held"},
 	} {
@@ -258,7 +280,6 @@ func TestBadRequestsGetAStatusOfTheirOwnAndChangeNothing(t *testing.T) {
 			assert.Equal(t, status == 401, header.Get("WWW-Authenticate") != "")
 		})
 	}
-	assert.NoError(t, l.Err())
 	list, err := m.List(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, list[0].Leases, 1)
@@ -292,10 +313,15 @@ func TestAHandlerWithoutClientsIsRefused(t *testing.T) {
 	_, err := leasehttp.NewHandler(leasehttp.HandlerConfig{})
 	assert.ErrorContains(t, err, "store: give the store to serve")
 	assert.ErrorContains(t, err, "clients: give each client a bearer token")
-	_, err = leasehttp.NewHandler(leasehttp.HandlerConfig{Clients: map[string]string{"a": "short"}, MaxBody: -1})
+	_, err = leasehttp.NewHandler(leasehttp.HandlerConfig{
+		Clients: map[string]string{"a": "short", "b": token, "c": token, "b/c": token + "?"}, MaxBody: -1,
+	})
+	assert.ErrorContains(t, err, `clients["c"]: has the token of "b"`)
+	assert.ErrorContains(t, err, `clients: "b/c": a name must match`)
 	assert.ErrorContains(t, err, `clients["a"]: the token has less than 16 characters`)
 	assert.ErrorContains(t, err, "maxBody: -1: must not be negative")
 	assert.NotContains(t, err.Error(), "short")
+	assert.NotContains(t, err.Error(), token)
 }
 
 func TestClientConfigIsChecked(t *testing.T) {
@@ -371,20 +397,15 @@ func TestTheOpenAPIDocumentHoldsForTheHandler(t *testing.T) {
 func TestSlowConnectionsStarveNobody(t *testing.T) {
 	m, err := lease.NewMemory(lease.MemoryConfig{})
 	require.NoError(t, err)
-	defer m.Close()
+	t.Cleanup(m.Close)
 	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}})
 	require.NoError(t, err)
-	defer h.Close()
+	t.Cleanup(h.Close)
 	put(t, m, "a")
 	server := httptest.NewServer(h)
-	defer server.Close()
-	address := server.Listener.Addr().String()
+	t.Cleanup(server.Close) // after the connections are
 	for range 1000 {
-		conn, err := net.Dial("tcp", address)
-		require.NoError(t, err)
-		defer conn.Close()
-		_, err = io.WriteString(conn, "POST /v1/leases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token+"\r\nContent-Length: 1000\r\n\r\n{")
-		require.NoError(t, err)
+		dribble(t, server)
 	}
 	c, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: server.URL, Token: token, HTTPClient: server.Client()})
 	require.NoError(t, err)
@@ -393,4 +414,199 @@ func TestSlowConnectionsStarveNobody(t *testing.T) {
 	l, err := c.Acquire(ctx, lease.Request{Holder: "test"})
 	require.NoError(t, err)
 	require.NoError(t, l.Release(ctx))
+}
+
+// dribble begins a request whose body never comes.
+func dribble(t *testing.T, server *httptest.Server) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = io.WriteString(conn, "POST /v1/leases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+token+"\r\nContent-Length: 1000\r\n\r\n{")
+	require.NoError(t, err)
+	return conn
+}
+
+func TestABodyThatDoesNotComeIsNotWaitedFor(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{
+		Store: m, Clients: map[string]string{"crawler": token}, BodyTimeout: 50 * time.Millisecond,
+	})
+	require.NoError(t, err)
+	t.Cleanup(h.Close)
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	conn := dribble(t, server)
+	text, err := io.ReadAll(conn) // to its end: the server hangs up
+	require.NoError(t, err)
+	assert.Contains(t, string(text), "HTTP/1.1 408 ")
+	assert.Contains(t, string(text), `"code":"too_slow"`)
+
+	// The limit is for the body, not for the wait behind it.
+	put(t, m, "a")
+	held, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	require.NoError(t, err)
+	time.AfterFunc(200*time.Millisecond, func() { _ = held.Release(context.Background()) })
+	c, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: server.URL, Token: token, HTTPClient: server.Client()})
+	require.NoError(t, err)
+	l, err := c.Acquire(t.Context(), lease.Request{Holder: "test"})
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, requests.Load(), "one of those waits, and was not cut short")
+	assert.NoError(t, l.Release(t.Context()))
+}
+
+// Clients share the endpoints and nothing else.
+func TestTenantsCannotTouchEachOthersLeases(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	defer m.Close()
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{
+		Store: m, Clients: map[string]string{"mine": token, "theirs": "another-token-of-32-characters!!"},
+	})
+	require.NoError(t, err)
+	defer h.Close()
+	put(t, m, "a", "b")
+	me, they := "Bearer "+token, "Bearer another-token-of-32-characters!!"
+	mine, theirs := granted(t, h, me), granted(t, h, they)
+	assert.NotEqual(t, mine, theirs, "request IDs and sessions are each client's own")
+
+	_, _, list := answer(t, h, "GET", "/v1/endpoints", they, "")
+	bare, _, sealed := strings.Cut(mine.ID, ".")
+	require.True(t, sealed)
+	assert.Contains(t, list, `"`+bare+`"`)
+	assert.Contains(t, list, `"`+theirs.ID+`"`, "its own is as it knows it")
+	for _, id := range []string{mine.ID, bare, bare + "." + strings.SplitN(theirs.ID, ".", 2)[1]} {
+		for action, want := range map[string]int{"renew": 409, "release": 204, "report": 204} {
+			body := fmt.Sprintf(`{"token":%q}`, mine.Token)
+			if action == "report" {
+				body = fmt.Sprintf(`{"token":%q,"outcome":"proxy_fault"}`, mine.Token)
+			}
+			status, _, text := answer(t, h, "POST", "/v1/leases/"+id+"/"+action, they, body)
+			assert.Equal(t, want, status, "%s: as for one that never was: %s", action, text)
+		}
+	}
+	status, _, _ := answer(t, h, "DELETE", "/v1/requests/r", they, "")
+	assert.Equal(t, 204, status)
+	status, _, body := answer(t, h, "POST", "/v1/leases/"+mine.ID+"/renew", me, fmt.Sprintf(`{"token":%q}`, mine.Token))
+	assert.Equal(t, 200, status, "nothing of that touched it: %s", body)
+	stats, err := m.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 3, stats.LateReports)
+	assert.EqualValues(t, 3, stats.Outcomes[lease.ProxyFault], "counted, and without consequence")
+	all, err := m.List(t.Context())
+	require.NoError(t, err)
+	assert.True(t, all[0].CoolUntil.IsZero() && all[1].CoolUntil.IsZero())
+}
+
+// tlsServer serves a store over TLS with a certificate made for it.
+func tlsServer(t *testing.T) (*httptest.Server, *x509.CertPool, *lease.Memory) {
+	t.Helper()
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}})
+	require.NoError(t, err)
+	t.Cleanup(h.Close)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	certificate, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(certificate)
+	server := httptest.NewUnstartedServer(h)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of every client that hangs up
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server, roots, m
+}
+
+func clientOf(t *testing.T, url string, roots *x509.CertPool) *leasehttp.Client {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	c, err := leasehttp.NewClient(leasehttp.ClientConfig{URL: url, Token: token, HTTPClient: &http.Client{Transport: transport}})
+	require.NoError(t, err)
+	return c
+}
+
+func TestOverTLS(t *testing.T) {
+	server, roots, m := tlsServer(t)
+	put(t, m, "a")
+	c := clientOf(t, server.URL, roots)
+	l, err := c.Acquire(t.Context(), lease.Request{Holder: "test", Domain: "x.example"})
+	require.NoError(t, err)
+	require.NoError(t, l.Renew(t.Context(), time.Minute))
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+	require.NoError(t, l.Release(t.Context()))
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, stats.Released)
+}
+
+func TestWithoutTLSToATLSServerFailsAtOnceAndSaysWhy(t *testing.T) {
+	server, roots, m := tlsServer(t)
+	put(t, m, "a")
+	c := clientOf(t, strings.Replace(server.URL, "https://", "http://", 1), roots)
+	_, err := c.Acquire(t.Context(), lease.Request{Holder: "test"}) // which would wait for ever
+	assert.ErrorContains(t, err, "400 Bad Request")
+	_, err = c.List(t.Context())
+	assert.Error(t, err)
+	stats, err := m.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Zero(t, stats.Acquired)
+}
+
+func TestAServerWithAnotherCertificateGetsNoToken(t *testing.T) {
+	server, _, m := tlsServer(t)
+	put(t, m, "a")
+	c := clientOf(t, server.URL, x509.NewCertPool())
+	_, err := c.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	var unknown x509.UnknownAuthorityError
+	assert.ErrorAs(t, err, &unknown)
+	assert.NotContains(t, err.Error(), token)
+	stats, err := m.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Zero(t, stats.Acquired)
+}
+
+// How long a comparison takes cannot be measured here. What it is made of can be
+// read: each token is compared, by crypto/subtle, and none ends the loop.
+func TestTokensAreComparedInConstantTime(t *testing.T) {
+	file, err := parser.ParseFile(gotoken.NewFileSet(), "tenant.go", nil, 0)
+	require.NoError(t, err)
+	loops, compared := 0, 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		loop, ok := n.(*ast.RangeStmt)
+		if !ok {
+			return true
+		}
+		loops++
+		ast.Inspect(loop.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.ReturnStmt, *ast.BranchStmt:
+				t.Error("the loop over the clients ends early")
+			case *ast.SelectorExpr:
+				if n.Sel.Name == "ConstantTimeCompare" {
+					compared++
+				}
+			}
+			return true
+		})
+		return true
+	})
+	assert.Equal(t, 1, loops)
+	assert.Equal(t, 1, compared)
 }

@@ -38,7 +38,7 @@ type acquireRequest struct {
 	Session   string   `json:"session,omitempty"`
 }
 
-func (r acquireRequest) request(client string) (lease.Request, error) {
+func (r acquireRequest) request(c client) (lease.Request, error) {
 	selector, err := lease.ParseSelector(r.Selector)
 	req := lease.Request{
 		Holder: r.Holder, Domain: r.Domain, TTL: time.Duration(r.TTL), Selector: selector, Session: r.Session,
@@ -46,12 +46,10 @@ func (r acquireRequest) request(client string) (lease.Request, error) {
 	if err == nil {
 		err = req.Validate()
 	}
-	if client != "" {
-		// Clients name their holders as they like; sessions are their own.
-		req.Holder = client + "/" + req.Holder
-		if req.Session != "" {
-			req.Session = client + "/" + req.Session
-		}
+	// Clients name their holders as they like; sessions are their own.
+	req.Holder = c.own(req.Holder)
+	if req.Session != "" {
+		req.Session = c.own(req.Session)
 	}
 	return req, err
 }
@@ -147,12 +145,17 @@ type wireHolding struct {
 	ExpiresAt time.Time `json:"expiresAt"`
 }
 
-func fromStatus(s lease.Status) wireStatus {
+// fromStatus is what the client is shown. The IDs of its own leases are as it knows
+// them.
+func fromStatus(s lease.Status, c client) wireStatus {
 	w := wireStatus{
 		Endpoint: fromEndpoint(s.Endpoint), Health: s.Verdict.Health, Reason: s.Verdict.Reason, Since: s.Verdict.Since,
 		Draining: s.Draining, Probation: s.Probation, CoolUntil: s.CoolUntil, CoolDomains: s.CoolDomains,
 	}
 	for _, h := range s.Leases {
+		if c.owns(h.Holder) {
+			h.ID = c.seal(h.ID)
+		}
 		w.Leases = append(w.Leases, wireHolding(h))
 	}
 	slices.SortFunc(w.Leases, func(a, b wireHolding) int { return cmp.Compare(a.ID, b.ID) })
@@ -239,6 +242,7 @@ const (
 	codeNotHeld      = "not_held"
 	codeExpired      = "expired"
 	codeTooLarge     = "too_large"
+	codeTooSlow      = "too_slow"
 	codeNoneFree     = "none_free"
 	codeUnavailable  = "unavailable"
 )
