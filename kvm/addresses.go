@@ -19,20 +19,31 @@ var sourceNames = map[libvirt.DomainInterfaceAddressesSource]string{
 	libvirt.DomainInterfaceAddressesSrcArp:   "arp",
 }
 
+// source is one that may know addresses, and the way to it.
+type source struct {
+	id libvirt.DomainInterfaceAddressesSource
+	client
+}
+
+// sources are in the order of asking. On a network of libvirt its leases know an
+// address long before the agent does.
+func (o *operation) sources() []source {
+	agent := source{libvirt.DomainInterfaceAddressesSrcAgent, o.host.agentClient()}
+	lease := source{libvirt.DomainInterfaceAddressesSrcLease, o.client()}
+	arp := source{libvirt.DomainInterfaceAddressesSrcArp, o.client()}
+	if o.host.Network != "" {
+		return []source{lease, agent, arp}
+	}
+	return []source{agent, lease, arp}
+}
+
 // addresses asks the sources one after the other, each for a short time, until
 // one knows an address of our card. That a source fails is usual: while the
 // guest boots, or where the host's network is not libvirt's own. Without an
 // address it says what the agent said, which knows most.
 func (o *operation) addresses(ctx context.Context, dom libvirt.Domain, mac string) (found []netip.Addr, why string) {
 	why = "the guest agent reports none"
-	for _, source := range []struct {
-		id libvirt.DomainInterfaceAddressesSource
-		client
-	}{
-		{libvirt.DomainInterfaceAddressesSrcAgent, o.host.agentClient()},
-		{libvirt.DomainInterfaceAddressesSrcLease, o.client()},
-		{libvirt.DomainInterfaceAddressesSrcArp, o.client()},
-	} {
+	for _, source := range o.sources() {
 		ifaces, err := o.askSource(ctx, source.client, dom, source.id)
 		if err != nil && source.id == libvirt.DomainInterfaceAddressesSrcAgent {
 			why = agentReason(err)
@@ -57,8 +68,7 @@ func agentReason(err error) string {
 	return "guest agent: " + err.Error()
 }
 
-// usable are the global addresses of the card with that MAC, IPv4 first. What
-// the guest made for itself, such as a bridge for containers, has another MAC.
+// usable are the global addresses of the card with that MAC. What the guest made for itself, such as a bridge for containers, has another MAC.
 func usable(ifaces []libvirt.DomainInterface, mac string) []netip.Addr {
 	var found []netip.Addr
 	for _, i := range ifaces {
@@ -72,8 +82,17 @@ func usable(ifaces []libvirt.DomainInterface, mac string) []netip.Addr {
 			}
 		}
 	}
-	slices.SortStableFunc(found, func(a, b netip.Addr) int { return cmp.Compare(a.BitLen(), b.BitLen()) })
 	return found
+}
+
+// sortFamilies puts one family before the other.
+func sortFamilies(addrs []netip.Addr, ipv6First bool) {
+	slices.SortStableFunc(addrs, func(a, b netip.Addr) int {
+		if ipv6First {
+			a, b = b, a
+		}
+		return cmp.Compare(a.BitLen(), b.BitLen())
+	})
 }
 
 // isGlobal includes private networks.

@@ -27,15 +27,15 @@ type backoff struct {
 	failure  *provider.Error // nil when the last dial succeeded
 	until    time.Time
 	// stamp is of the files that the failed dial read.
-	stamp string
+	stamp fileStamp
 }
 
 // check returns the failure while it counts. It no longer does when a file of
 // the dial has changed.
-func (b *backoff) check(now time.Time, stamp string) error {
+func (b *backoff) check(now time.Time, stamp fileStamp) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.failure == nil || !now.Before(b.until) || stamp != b.stamp {
+	if b.failure == nil || !now.Before(b.until) || !stamp.same(b.stamp) {
 		return nil
 	}
 	again := *b.failure
@@ -45,14 +45,14 @@ func (b *backoff) check(now time.Time, stamp string) error {
 }
 
 // note takes the result of a dial.
-func (b *backoff) note(now time.Time, stamp string, took time.Duration, err error) {
+func (b *backoff) note(now time.Time, stamp fileStamp, took time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err == nil {
 		b.failures, b.failure = 0, nil
 		return
 	}
-	if stamp != b.stamp {
+	if !stamp.same(b.stamp) {
 		b.failures = 0
 	}
 	pause := min(max(backoffFirst<<min(b.failures, 20), took), backoffLast)

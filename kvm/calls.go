@@ -36,6 +36,29 @@ func domainNames(domains []libvirt.Domain) []string {
 	return names
 }
 
+// domainSizes waits for no domain that is busy.
+func (c client) domainSizes(ctx context.Context) ([]domainSize, error) {
+	const flags = libvirt.ConnectGetAllDomainsStatsNowait
+	return do(ctx, c, rpc{name: "virConnectGetAllDomainStats", read: true, args: flagArgs(flags)},
+		func(l libvirtAPI) (answer[[]domainSize], error) {
+			records, err := l.ConnectGetAllDomainStats(nil, uint32(libvirt.DomainStatsBalloon), uint32(flags))
+			sizes := make([]domainSize, 0, len(records))
+			for _, r := range records {
+				sizes = append(sizes, sizeOf(r))
+			}
+			return answer[[]domainSize]{sizes, []any{"count", len(sizes)}, nil}, err
+		})
+}
+
+func (c client) nodeMemory(ctx context.Context) (memory, error) {
+	return do(ctx, c, rpc{name: "virNodeGetMemoryStats", read: true},
+		func(l libvirtAPI) (answer[memory], error) {
+			stats, _, err := l.NodeGetMemoryStats(nodeMemoryStats, int32(libvirt.NodeMemoryStatsAllCells), 0)
+			m := memoryOf(stats)
+			return answer[memory]{m, []any{"total", m.total, "available", m.available}, nil}, err
+		})
+}
+
 func (c client) lookupDomain(ctx context.Context, name string) (libvirt.Domain, error) {
 	return do(ctx, c, rpc{name: "virDomainLookupByName", read: true, args: []any{"domain", name}},
 		func(l libvirtAPI) (answer[libvirt.Domain], error) {
@@ -125,6 +148,22 @@ func addressTexts(ifaces []libvirt.DomainInterface) []string {
 	return texts
 }
 
+func (c client) lookupNetwork(ctx context.Context, name string) (libvirt.Network, error) {
+	return do(ctx, c, rpc{name: "virNetworkLookupByName", read: true, args: []any{"network", name}},
+		func(l libvirtAPI) (answer[libvirt.Network], error) {
+			network, err := l.NetworkLookupByName(name)
+			return answer[libvirt.Network]{value: network}, err
+		})
+}
+
+func (c client) networkActive(ctx context.Context, network libvirt.Network) (bool, error) {
+	return do(ctx, c, rpc{name: "virNetworkIsActive", read: true, args: []any{"network", network.Name}},
+		func(l libvirtAPI) (answer[bool], error) {
+			active, err := l.NetworkIsActive(network)
+			return answer[bool]{active != 0, []any{"active", active != 0}, nil}, err
+		})
+}
+
 func (c client) lookupPool(ctx context.Context, name string) (libvirt.StoragePool, error) {
 	return do(ctx, c, rpc{name: "virStoragePoolLookupByName", read: true, args: []any{"pool", name}},
 		func(l libvirtAPI) (answer[libvirt.StoragePool], error) {
@@ -138,6 +177,14 @@ func (c client) poolXML(ctx context.Context, pool libvirt.StoragePool) (string, 
 		func(l libvirtAPI) (answer[string], error) {
 			xml, err := l.StoragePoolGetXMLDesc(pool, 0)
 			return answer[string]{xml, []any{"xmlBytes", len(xml)}, []any{"xml", xml}}, err
+		})
+}
+
+func (c client) poolSpace(ctx context.Context, pool libvirt.StoragePool) (space, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolGetInfo", read: true, args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) (answer[space], error) {
+			_, capacity, _, available, err := l.StoragePoolGetInfo(pool)
+			return answer[space]{space{capacity, available}, []any{"capacity", capacity, "available", available}, nil}, err
 		})
 }
 

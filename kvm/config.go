@@ -63,6 +63,10 @@ type Config struct {
 	// host's own CPU under kvm, and a plain model under emulation.
 	CPUModel string `json:"cpuModel,omitempty"`
 
+	// PreferIPv6 has the IPv6 addresses of an instance come before its IPv4 ones.
+	// Default false.
+	PreferIPv6 bool `json:"preferIPv6,omitempty"`
+
 	// Images are the images by their key, which becomes a part of volume names.
 	Images map[string]Image `json:"images,omitempty"`
 	// MachineTypes are the sizes of instances by their key. At least one.
@@ -122,8 +126,39 @@ type Host struct {
 	Socket string `json:"socket,omitempty"`
 	// Pool is a storage pool of type dir; "default" if empty.
 	Pool string `json:"pool,omitempty"`
-	// Bridge is the network bridge of the instances. Required.
-	Bridge string `json:"bridge"`
+	// KeepFreeMiB is the space of the pool below which nothing is made there: disks
+	// grow as they are written to. Default 512; negative for no such bound.
+	KeepFreeMiB int `json:"keepFreeMiB,omitempty"`
+	// MaxInstances is the most instances of this package that the host may have,
+	// of all tags. Zero means no limit.
+	MaxInstances int `json:"maxInstances,omitempty"`
+	// Bridge is the network bridge of the instances. Required, unless Network or
+	// Macvtap is given in its place.
+	Bridge string `json:"bridge,omitempty"`
+	// Network is a network of libvirt, which must be active. Where it has DHCP,
+	// its leases tell the addresses of the instances.
+	Network string `json:"network,omitempty"`
+	// Macvtap is a network interface of the host that the instances share, in
+	// mode bridge: they reach what it reaches, but not the host itself.
+	Macvtap string `json:"macvtap,omitempty"`
+	// OpenVSwitch tells that Bridge is one of Open vSwitch. Default false.
+	OpenVSwitch bool `json:"openVSwitch,omitempty"`
+	// VLAN is the tag of the instances' traffic, 1 to 4094. It needs a bridge of
+	// Open vSwitch, or libvirt 11 and a bridge that filters VLANs. Zero means
+	// none.
+	VLAN int `json:"vlan,omitempty"`
+	// MTU is the largest packet of the instances' cards in bytes. Not with
+	// Macvtap. Zero means that of the bridge or network.
+	MTU int `json:"mtu,omitempty"`
+	// Addresses are ranges that instances get static addresses from, one of IPv4
+	// and one of IPv6 as far as there are such, as "10.0.0.10-10.0.0.99/24". They
+	// are the instances' alone: no DHCP server and no other host may give them
+	// out. Empty means DHCP.
+	Addresses []string `json:"addresses,omitempty"`
+	// Gateways are the routers for Addresses, at most one for IPv4 and one for
+	// IPv6, and Nameservers the DNS servers. Empty means none.
+	Gateways    []string `json:"gateways,omitempty"`
+	Nameservers []string `json:"nameservers,omitempty"`
 
 	// noVerify accepts any key of the host, but not of its jump. It is the
 	// parameter no_verify of a URI.
@@ -167,6 +202,8 @@ type Timeouts struct {
 	Keepalive provider.Duration `json:"keepalive,omitempty"`
 	// Address is for each source of a guest's address. Default 3s.
 	Address provider.Duration `json:"address,omitempty"`
+	// Place is how long a host may take to tell what it has left. Default 5s.
+	Place provider.Duration `json:"place,omitempty"`
 	// Stall is how long an image's server may send nothing. Default 30s.
 	Stall provider.Duration `json:"stall,omitempty"`
 	// ImageTakeover is how long an unfinished image in a pool must not have
@@ -261,11 +298,11 @@ func (c Config) checkHosts(problems *check.Problems) {
 func (h Host) validate() error {
 	var problems check.Problems
 	problems.Within("name", provider.ValidIDPart(h.Name))
-	problems.Require(h.Bridge != "", "bridge", "give the network bridge of the instances, such as br0")
-	if h.Bridge != "" && !interfacePattern.MatchString(h.Bridge) {
-		problems.Add("bridge", h.Bridge, "must be the name of a network interface: at most 15 letters, digits, and the characters _ . -")
+	if h.MaxInstances < 0 {
+		problems.Add("maxInstances", h.MaxInstances, "must be positive, or be left out for no limit")
 	}
-	if strings.ContainsFunc(h.Pool, func(r rune) bool { return unicode.IsControl(r) || r == '/' }) {
+	h.checkNetwork(&problems)
+	if strings.ContainsFunc(h.Pool, isNameBreaker) {
 		problems.Add("pool", h.Pool, "must be the name of a storage pool, without slashes and control characters")
 	}
 	plain, err := h.expanded()
@@ -310,6 +347,9 @@ func (h Host) checkWay(problems *check.Problems) {
 func validUser(user string) bool {
 	return !strings.ContainsFunc(user, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' })
 }
+
+// isNameBreaker tells of characters that no name of libvirt should have.
+func isNameBreaker(r rune) bool { return unicode.IsControl(r) || r == '/' }
 
 // interfacePattern is what Linux takes as the name of an interface, IFNAMSIZ less
 // the final zero, and a bit narrower.
@@ -387,7 +427,7 @@ func (t Timeouts) validate() error {
 		value provider.Duration
 	}{
 		{"dial", t.Dial}, {"call", t.Call}, {"grace", t.Grace}, {"keepalive", t.Keepalive},
-		{"address", t.Address}, {"stall", t.Stall}, {"imageTakeover", t.ImageTakeover},
+		{"address", t.Address}, {"place", t.Place}, {"stall", t.Stall}, {"imageTakeover", t.ImageTakeover},
 	} {
 		if field.value < 0 {
 			problems.Add(field.name, field.value, "must be positive, or be left out for the default")
@@ -404,7 +444,7 @@ func (t Timeouts) withDefaults() Timeouts {
 	return Timeouts{
 		Dial: or(t.Dial, 15*time.Second), Call: or(t.Call, 2*time.Minute),
 		Grace: or(t.Grace, 10*time.Second), Keepalive: or(t.Keepalive, 15*time.Second),
-		Address: or(t.Address, 3*time.Second), Stall: or(t.Stall, 30*time.Second),
+		Address: or(t.Address, 3*time.Second), Place: or(t.Place, 5*time.Second), Stall: or(t.Stall, 30*time.Second),
 		ImageTakeover: or(t.ImageTakeover, time.Minute),
 	}
 }
@@ -421,7 +461,9 @@ func (c Config) withDefaults() Config {
 		if plain, err := c.Hosts[i].expanded(); err == nil { // as Validate has seen
 			c.Hosts[i] = plain
 		}
-		c.Hosts[i].Pool = or(c.Hosts[i].Pool, "default")
+		h := &c.Hosts[i]
+		h.Addresses, h.Gateways, h.Nameservers = slices.Clone(h.Addresses), slices.Clone(h.Gateways), slices.Clone(h.Nameservers)
+		h.Pool, h.KeepFreeMiB = or(h.Pool, "default"), or(h.KeepFreeMiB, 512)
 	}
 	if c.Trace != nil {
 		trace := *c.Trace

@@ -21,8 +21,14 @@ const wholeConfig = `{
     "sha256": "0000000000000000000000000000000000000000000000000000000000000000", "format": "qcow2", "firmware": "uefi"}},
   "machineTypes": {"small": {"vcpus": 1, "memoryMiB": 1024}},
   "hosts": [{"name": "kvm1", "address": "kvm1.example.com:22", "user": "root", "socket": "/var/run/libvirt/libvirt-sock",
-    "pool": "default", "bridge": "br0"}],
-  "timeouts": {"dial": "5s", "call": "1m", "grace": "3s", "keepalive": "20s", "address": "2s", "stall": "10s", "imageTakeover": "30s"}
+    "pool": "default", "bridge": "br0"},
+    {"name": "kvm2", "address": "qemu+ssh://root@kvm2/system", "jump": "gate@bastion:2222", "sshKeyFile": "/k", "knownHostsFile": "/n",
+    "keepFreeMiB": -1, "maxInstances": 20, "network": "default", "mtu": 1400,
+    "addresses": ["10.0.0.10-10.0.0.99/24", "2001:db8::10-2001:db8::99/64"], "gateways": ["10.0.0.1"], "nameservers": ["10.0.0.1"]},
+    {"name": "kvm3", "address": "local", "bridge": "ovs0", "openVSwitch": true, "vlan": 42},
+    {"name": "kvm4", "address": "local", "macvtap": "eno1"}],
+  "sshAgent": true, "preferIPv6": true,
+  "timeouts": {"dial": "5s", "call": "1m", "grace": "3s", "keepalive": "20s", "address": "2s", "place": "2s", "stall": "10s", "imageTakeover": "30s"}
 }`
 
 func parseConfig(t *testing.T, text string) kvm.Config {

@@ -36,7 +36,7 @@ func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (stri
 		return id, p.failure("Create", id, pl.host.Name, err)
 	}
 	return id, p.operate(ctx, "Create", pl.host, name, func(ctx context.Context, o *operation) error {
-		seed, err := p.seed(name, req.UserData)
+		seed, err := p.seed(name, req.UserData, nil)
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (stri
 }
 
 // seed builds the disk that cloud-init reads. Its errors quote no document.
-func (p *Provider) seed(name string, userData provider.UserData) ([]byte, error) {
+func (p *Provider) seed(name string, userData provider.UserData, network []byte) ([]byte, error) {
 	vendor, err := []byte(p.cfg.VendorData), error(nil)
 	if p.cfg.InstallGuestAgent.Or(true) {
 		vendor, err = cloudinit.WithGuestAgent(vendor)
@@ -56,7 +56,7 @@ func (p *Provider) seed(name string, userData provider.UserData) ([]byte, error)
 	}
 	iso, err := cloudinit.Seed{
 		MetaData: cloudinit.MetaData{InstanceID: name, LocalHostname: name},
-		UserData: userData, VendorData: vendor,
+		UserData: userData, VendorData: vendor, NetworkConfig: network,
 	}.ISO()
 	if err != nil {
 		return nil, permanent(provider.CodeInvalidRequest, "the seed cannot be built: %w", err)
@@ -71,9 +71,10 @@ type creation struct {
 	req   provider.CreateRequest
 	seed  []byte
 
-	facts facts
-	base  base
-	dom   libvirt.Domain
+	facts  facts
+	survey *survey
+	base   base
+	dom    libvirt.Domain
 	// found is whether dom existed, and record what its metadata says or shall
 	// say.
 	found  bool
@@ -111,6 +112,11 @@ func (c *creation) run(ctx context.Context) error {
 	if c.facts, err = c.p.factsOf(ctx, c.host); err != nil {
 		return err
 	}
+	if err := c.facts.hypervisor.checkFirmware(c.place.image.Firmware); err != nil {
+		return err
+	}
+	c.survey = c.startSurvey(ctx)
+	defer func() { <-c.survey.done }()
 	steps, err := c.plan(ctx)
 	if err == nil {
 		err = c.runSteps(ctx, steps)
@@ -126,7 +132,7 @@ func (c *creation) run(ctx context.Context) error {
 func (c *creation) plan(ctx context.Context) ([]step, error) {
 	start := []step{{"autostart", c.autostart}, {"start", c.startDomain}}
 	finish := append([]step{{"mark", c.mark}}, start...)
-	whole := append([]step{{"base-image", c.baseImage}, {"define", c.define}, {"overlay", c.overlay}, {"seed", c.uploadSeed}}, finish...)
+	whole := append([]step{{"room", c.checkRoom}, {"base-image", c.baseImage}, {"define", c.define}, {"overlay", c.overlay}, {"seed", c.uploadSeed}}, finish...)
 
 	if err := c.find(ctx); err != nil || !c.found {
 		return whole, err
@@ -231,6 +237,14 @@ func (c *creation) define(ctx context.Context) error {
 		}
 		c.record = record{Tag: c.req.Tag, UID: c.req.UID, Stage: stageMaking, Created: time.Now().UTC().Round(0), MAC: mac, Metadata: c.req.Metadata}
 	}
+	if c.host.static.none() {
+		c.record.Addresses = nil
+		return c.defineOnce(ctx)
+	}
+	return c.defineAddressed(ctx)
+}
+
+func (c *creation) defineOnce(ctx context.Context) error {
 	c.host.seen.drop(c.name)
 	text, err := c.definition()
 	if err != nil {
@@ -239,7 +253,7 @@ func (c *creation) define(ctx context.Context) error {
 	if c.dom, err = c.client().defineDomain(ctx, c.name, text, 0); err != nil {
 		return err
 	}
-	c.mine = true
+	c.mine, c.found = true, true
 	c.log.V(1).Info("domain defined", "uid", c.req.UID, "firmware", c.place.image.Firmware)
 	return nil
 }
@@ -261,7 +275,8 @@ func (c *creation) definition() (string, error) {
 		Name: c.name, Hypervisor: c.facts.hypervisor, CPUModel: c.p.cfg.CPUModel,
 		Machine: c.place.machine, Firmware: c.place.image.Firmware,
 		Disk: path.Join(c.facts.target, overlayName(c.name)), Seed: path.Join(c.facts.target, seedName(c.name)),
-		Bridge: c.host.Bridge, MAC: c.record.MAC,
+		Bridge: c.host.Bridge, Network: c.host.Network, Macvtap: c.host.Macvtap,
+		OpenVSwitch: c.host.OpenVSwitch, VLAN: c.host.VLAN, MTU: c.host.MTU, MAC: c.record.MAC,
 		Metadata: element,
 	}
 	if !c.mute {
@@ -347,6 +362,9 @@ func (c *creation) overlayOnNewBase(ctx context.Context) error {
 // uploadSeed makes the seed in place of any there is: one that was cut off by a
 // crash must not reach a guest.
 func (c *creation) uploadSeed(ctx context.Context) error {
+	if err := c.addressSeed(); err != nil {
+		return err
+	}
 	want := uint64(len(c.seed))
 	vol, err := c.client().recreate(ctx, c.facts.pool, rawVolume(seedName(c.name), want))
 	if err != nil {
@@ -365,6 +383,17 @@ func (c *creation) uploadSeed(ctx context.Context) error {
 	}
 	c.log.V(1).Info("seed volume uploaded", "volume", vol.Name, "bytes", sent)
 	return nil
+}
+
+// addressSeed builds the seed anew where the guest has static addresses, which are
+// known only now.
+func (c *creation) addressSeed() error {
+	network, err := c.host.static.config(c.record.MAC, c.host.MTU, c.record.Addresses)
+	if err != nil || len(network) == 0 {
+		return err
+	}
+	c.seed, err = c.p.seed(c.name, c.req.UserData, network)
+	return err
 }
 
 func (c *creation) mark(ctx context.Context) error {
@@ -404,7 +433,7 @@ func (c *creation) startDomain(ctx context.Context) error {
 func (c *creation) startMute(ctx context.Context, cause error) error {
 	c.log.Info("the console cannot be logged on this host; the instance starts without its log", "path", consoleDirectory, "error", cause.Error())
 	mine := c.mine
-	c.mute, c.found = true, true
+	c.mute = true
 	if err := c.define(ctx); err != nil {
 		return err
 	}

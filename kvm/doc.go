@@ -2,7 +2,7 @@
 // machines with libvirt, over SSH or a local socket.
 //
 // A host needs sshd and libvirtd, an active storage pool of type dir and a
-// bridge; nothing of ours is installed there, and no libvirt library is needed
+// bridge, a network of libvirt or an interface for macvtap; nothing of ours is installed there, and no libvirt library is needed
 // here.
 //
 //	p, err := kvm.New(kvm.Config{
@@ -24,13 +24,15 @@
 // MachineType is a key of [Config.MachineTypes] and Image a key of
 // [Config.Images], each empty only where there is one; Image may also be an
 // http or https URL of a qcow2 file. Region is not read. The ID of an instance
-// is hosts/HOST/domains/NAME.
+// is hosts/HOST/domains/NAME. A [Provider] is also a [provider.Placer], which
+// chooses among the hosts by what they have left.
 //
 // # What Create does
 //
 // The image is fetched by this process and streamed into the host's pool, once
 // for each host, and verified on the way. Then the steps of one instance are:
 //
+//	room         memory, space in the pool and the network are looked at
 //	base-image   the volume base-KEY-DIGEST.FORMAT and its marker are there
 //	define       the domain, whose metadata says that it is being made
 //	overlay      the volume NAME.qcow2, backed by the base image
@@ -55,7 +57,7 @@
 //
 // # The guest
 //
-// The domain is a q35 machine with UEFI firmware (secure boot off; "bios" per
+// The domain is a q35 machine (on aarch64 a virt one) with UEFI firmware (secure boot off; "bios" per
 // image), host-passthrough CPU, virtio disk, network card and random numbers,
 // no graphics, and the channel of the guest agent. Where the host has no
 // /dev/kvm it is emulated, slowly, with a plain CPU model. The seed is a
@@ -67,7 +69,9 @@
 //
 // Its address is what the guest agent says, a DHCP lease of libvirt, or the
 // host's ARP table. On a plain bridge only the agent sees it, so the agent is
-// installed by the vendor-data unless [Config.InstallGuestAgent] is off.
+// installed by the vendor-data unless [Config.InstallGuestAgent] is off. A static
+// address, of [Host].Addresses, is known without asking: such an instance is
+// Running as soon as its domain runs.
 //
 // # Connections
 //
@@ -104,7 +108,14 @@
 //	DownloadFailed     the image cannot be fetched
 //	VolumeChanged      a volume was changed by somebody else
 //	BadPlacement       the placement names what is not configured
-//	NoBridge           the host has no such bridge
+//	NoBridge           the host has no such bridge or interface
+//	NetworkInactive    the network of libvirt is not started
+//	NoVLAN             the bridge cannot have a VLAN tag
+//	AddressesExhausted all static addresses are taken
+//	AddressConflict    other processes took the static addresses that were chosen
+//	NoMemory           the host has too little free memory
+//	NoSpace            the pool has too little free space
+//	HostFull           the host has as many instances as it may
 //	NoFirmware         the host has no UEFI firmware
 //	NoHypervisor       the host has no emulator for the wanted domain type
 //	Amended            the AmendDomain hook failed

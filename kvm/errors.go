@@ -14,28 +14,35 @@ import (
 
 // The codes that are ours; the package's page explains them.
 const (
-	codeHostKeyUnknown    = "HostKeyUnknown"
-	codeHostKeyChanged    = "HostKeyChanged"
-	codeKeyMissing        = "KeyMissing"
-	codeKeyInvalid        = "KeyInvalid"
-	codeKeyLocked         = "KeyLocked"
-	codeAgentUnusable     = "AgentUnusable"
-	codeAuthRefused       = "AuthRefused"
-	codeServerBusy        = "ServerBusy"
-	codeForwardingRefused = "ForwardingRefused"
-	codeSocketUnreachable = "SocketUnreachable"
-	codeConnectionLost    = "ConnectionLost"
-	codeNoAnswer          = "NoAnswer"
-	codeDigestMismatch    = "DigestMismatch"
-	codeBadImage          = "BadImage"
-	codeDownloadFailed    = "DownloadFailed"
-	codeVolumeChanged     = "VolumeChanged"
-	codeBadPlacement      = "BadPlacement"
-	codeNoBridge          = "NoBridge"
-	codeNoFirmware        = "NoFirmware"
-	codeNoHypervisor      = "NoHypervisor"
-	codeAmended           = "Amended"
-	codeBadMetadata       = "BadMetadata"
+	codeHostKeyUnknown     = "HostKeyUnknown"
+	codeHostKeyChanged     = "HostKeyChanged"
+	codeKeyMissing         = "KeyMissing"
+	codeKeyInvalid         = "KeyInvalid"
+	codeKeyLocked          = "KeyLocked"
+	codeAgentUnusable      = "AgentUnusable"
+	codeAuthRefused        = "AuthRefused"
+	codeServerBusy         = "ServerBusy"
+	codeForwardingRefused  = "ForwardingRefused"
+	codeSocketUnreachable  = "SocketUnreachable"
+	codeConnectionLost     = "ConnectionLost"
+	codeNoAnswer           = "NoAnswer"
+	codeDigestMismatch     = "DigestMismatch"
+	codeBadImage           = "BadImage"
+	codeDownloadFailed     = "DownloadFailed"
+	codeVolumeChanged      = "VolumeChanged"
+	codeBadPlacement       = "BadPlacement"
+	codeNoBridge           = "NoBridge"
+	codeNetworkInactive    = "NetworkInactive"
+	codeNoVLAN             = "NoVLAN"
+	codeNoMemory           = "NoMemory"
+	codeNoSpace            = "NoSpace"
+	codeHostFull           = "HostFull"
+	codeAddressesExhausted = "AddressesExhausted"
+	codeAddressConflict    = "AddressConflict"
+	codeNoFirmware         = "NoFirmware"
+	codeNoHypervisor       = "NoHypervisor"
+	codeAmended            = "Amended"
+	codeBadMetadata        = "BadMetadata"
 )
 
 // permanent, transient and quota make an error of that class with a code of
@@ -46,6 +53,10 @@ func permanent(code, format string, args ...any) error {
 
 func transient(code, format string, args ...any) error {
 	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: notCanceled(fmt.Errorf(format, args...))}
+}
+
+func quota(code, format string, args ...any) error {
+	return &provider.Error{Class: provider.ErrQuotaExceeded, Code: code, Err: fmt.Errorf(format, args...)}
 }
 
 // notCanceled keeps a timeout of our own or of the network from being taken for
@@ -94,7 +105,13 @@ var libvirtTexts = []struct {
 	{regexp.MustCompile(`(?i)unable to find any firmware|firmware.*(auto)?select`), provider.ErrPermanent, codeNoFirmware,
 		"install ovmf (Debian, Ubuntu) or edk2-ovmf (RHEL, Fedora) on the host, or set the image's firmware to bios"},
 	{regexp.MustCompile(`(Cannot get interface|Unable to add bridge|Failed to add tap interface).*No such device`), provider.ErrPermanent, codeNoBridge,
-		"make the bridge on the host, or correct hosts[].bridge"},
+		"make the bridge or interface on the host, or correct hosts[].bridge or macvtap"},
+	{regexp.MustCompile(`(?i)no network with matching name`), provider.ErrPermanent, "",
+		"define it on the host (virsh net-define), or correct hosts[].network"},
+	{regexp.MustCompile(`(?i)network '.*' is not active`), provider.ErrTransient, codeNetworkInactive,
+		"start the network on the host: virsh net-start, virsh net-autostart"},
+	{regexp.MustCompile(`(?i)requesting a vlan tag.*not supported`), provider.ErrPermanent, codeNoVLAN,
+		"use a bridge of Open vSwitch (openVSwitch: true), libvirt 11 and a bridge with vlan_filtering, or a bridge on an interface for the tag and no vlan"},
 	{regexp.MustCompile(`storage pool '.*' is not active`), provider.ErrTransient, "", "start the pool on the host: virsh pool-start, virsh pool-autostart"},
 }
 
@@ -184,7 +201,7 @@ func (p *Provider) failure(op, id, host string, err error) error {
 	}
 	out := classify(err)
 	out.Op, out.Provider, out.ID = op, p.cfg.Name, or(id, out.ID)
-	if id == "" {
+	if id == "" || out.Class == provider.ErrQuotaExceeded { //nolint:errorlint // a sentinel itself.
 		out.Scope = or(host, out.Scope)
 	}
 	return out

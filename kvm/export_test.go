@@ -3,6 +3,7 @@ package kvm
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"reflect"
 	"testing"
 	"time"
@@ -42,10 +43,11 @@ type Record struct {
 	Tag, UID, Stage, MAC string
 	Created              time.Time
 	Metadata             map[string]string
+	Addresses            []netip.Prefix
 }
 
 func (r Record) record() record {
-	return record{Tag: r.Tag, UID: r.UID, Stage: stage(r.Stage), MAC: r.MAC, Created: r.Created, Metadata: r.Metadata}
+	return record{Tag: r.Tag, UID: r.UID, Stage: stage(r.Stage), MAC: r.MAC, Created: r.Created, Metadata: r.Metadata, Addresses: r.Addresses}
 }
 
 // Element renders the metadata with its namespace.
@@ -57,7 +59,7 @@ func (r Record) Bare() (string, error) { return r.record().bare() }
 // ParseRecord reads metadata.
 func ParseRecord(text string) (Record, error) {
 	r, err := parseRecord(text)
-	return Record{Tag: r.Tag, UID: r.UID, Stage: string(r.Stage), MAC: r.MAC, Created: r.Created, Metadata: r.Metadata}, err
+	return Record{Tag: r.Tag, UID: r.UID, Stage: string(r.Stage), MAC: r.MAC, Created: r.Created, Metadata: r.Metadata, Addresses: r.Addresses}, err
 }
 
 // Sniff reads the beginning of an image.
@@ -165,13 +167,13 @@ type Backoff struct{ backoff }
 func NewBackoff() *Backoff { return &Backoff{} }
 
 // Note takes the result of a dial.
-func (b *Backoff) Note(now time.Time, stamp string, took time.Duration, err error) {
-	b.note(now, stamp, took, err)
+func (b *Backoff) Note(now time.Time, file string, took time.Duration, err error) {
+	b.note(now, stampOf(file), took, err)
 }
 
 // Check returns how long the last failure still counts.
-func (b *Backoff) Check(now time.Time, stamp string) time.Duration {
-	err, _ := errors.AsType[*provider.Error](b.check(now, stamp))
+func (b *Backoff) Check(now time.Time, file string) time.Duration {
+	err, _ := errors.AsType[*provider.Error](b.check(now, stampOf(file)))
 	if err == nil {
 		return 0
 	}

@@ -101,7 +101,10 @@ type Hypervisor struct {
 }
 
 // preferredMachines has the kind of machine for each architecture.
-var preferredMachines = map[string]string{"x86_64": "q35", "aarch64": "virt", "riscv64": "virt"}
+var preferredMachines = map[string]string{archX86: "q35", archARM: "virt", "riscv64": "virt"}
+
+// qemuPackages has what Debian and Ubuntu call QEMU for each architecture.
+var qemuPackages = map[string]string{archX86: "qemu-system-x86 (qemu-kvm on RHEL, Fedora)", archARM: "qemu-system-arm and qemu-efi-aarch64 (qemu-kvm on RHEL, Fedora)", "riscv64": "qemu-system-misc"}
 
 // parseHypervisor chooses for the host's own architecture.
 func parseHypervisor(capabilities, want string) (Hypervisor, error) {
@@ -117,16 +120,45 @@ func parseHypervisor(capabilities, want string) (Hypervisor, error) {
 		for _, typ := range []string{typeKVM, typeQEMU} {
 			i := slices.IndexFunc(guest.Arch.Domains, func(d libvirtxml.CapsGuestDomain) bool { return d.Type == typ })
 			if i >= 0 && (want == typeAuto || want == typ) {
-				domain := guest.Arch.Domains[i]
-				return Hypervisor{Type: typ, Arch: arch, Machine: preferredMachines[arch], Emulator: or(domain.Emulator, guest.Arch.Emulator)}, nil
+				return guestHypervisor(guest.Arch, guest.Arch.Domains[i])
 			}
 		}
 	}
 	if want == typeKVM {
 		return Hypervisor{}, permanent(codeNoHypervisor, "the host cannot run domains of type kvm: check that /dev/kvm exists there and QEMU is installed, or set domainType to auto")
 	}
-	return Hypervisor{}, permanent(codeNoHypervisor, "the host has no QEMU for %s: install qemu-system-x86 or its like there", arch)
+	return Hypervisor{}, permanent(codeNoHypervisor, "the host has no QEMU for %s: install %s there", arch, or(qemuPackages[arch], "QEMU"))
 }
+
+// guestHypervisor is what runs domains of that type. Where the type lists no
+// machines of its own, it has those of the architecture.
+func guestHypervisor(arch libvirtxml.CapsGuestArch, domain libvirtxml.CapsGuestDomain) (Hypervisor, error) {
+	machine, ok := preferredMachines[arch.Name]
+	if !ok {
+		return Hypervisor{}, permanent(codeNoHypervisor, "hosts of the architecture %s are not supported, only x86_64, aarch64 and riscv64", arch.Name)
+	}
+	machines := domain.Machines
+	if len(machines) == 0 {
+		machines = arch.Machines
+	}
+	if len(machines) > 0 && !slices.ContainsFunc(machines, func(m libvirtxml.CapsGuestMachine) bool { return m.Name == machine }) {
+		return Hypervisor{}, permanent(codeNoHypervisor, "the host's QEMU has no machine %s for %s: install a newer one", machine, arch.Name)
+	}
+	return Hypervisor{Type: domain.Type, Arch: arch.Name, Machine: machine, Emulator: or(domain.Emulator, arch.Emulator)}, nil
+}
+
+// checkFirmware refuses a BIOS where there never was one.
+func (h Hypervisor) checkFirmware(firmware string) error {
+	if firmware == firmwareBIOS && h.Arch != archX86 {
+		return permanent(codeNoFirmware, "machines of the architecture %s have no BIOS: set the image's firmware to uefi", h.Arch)
+	}
+	return nil
+}
+
+const (
+	archX86 = "x86_64"
+	archARM = "aarch64"
+)
 
 // pool is the pool of the last connection, as far as it is known.
 func (c *factsCache) pool() (libvirt.StoragePool, bool) {

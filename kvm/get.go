@@ -41,7 +41,7 @@ func (o *operation) get(ctx context.Context) (provider.Instance, error) {
 	in := r.instance(o.host.Name, dom.Name)
 	in.State, in.Reason = r.state(s)
 	if in.State == provider.StateRunning {
-		if err := o.addAddresses(ctx, dom, r.MAC, &in); err != nil {
+		if err := o.addAddresses(ctx, dom, r, &in); err != nil {
 			return provider.Instance{}, err
 		}
 	}
@@ -57,13 +57,21 @@ func addressText(a netip.Addr) string {
 	return a.String()
 }
 
-// addAddresses asks for the addresses. Without one the instance is not yet
-// usable.
-func (o *operation) addAddresses(ctx context.Context, dom libvirt.Domain, mac string, in *provider.Instance) error {
-	addrs, why := o.addresses(ctx, dom, mac)
+// addAddresses asks for the addresses, unless they are static and known. Without
+// one the instance is not yet usable.
+func (o *operation) addAddresses(ctx context.Context, dom libvirt.Domain, r record, in *provider.Instance) error {
+	var addrs []netip.Addr
+	var why string
+	for _, p := range r.Addresses {
+		addrs = append(addrs, p.Addr())
+	}
+	if len(addrs) == 0 {
+		addrs, why = o.addresses(ctx, dom, r.MAC)
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	sortFamilies(addrs, o.p.cfg.PreferIPv6)
 	for _, a := range addrs {
 		in.Addresses = append(in.Addresses, provider.Address{Type: provider.AddressInternal, Addr: a})
 	}

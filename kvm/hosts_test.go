@@ -476,10 +476,10 @@ func TestDeadHostIsLeftAlone(t *testing.T) {
 // and forgets it after a success or when a file changed.
 func TestBackoff(t *testing.T) {
 	b := kvm.NewBackoff()
-	now := time.Unix(0, 0)
+	now, file := time.Unix(0, 0), sshtest.WriteFile(t, t.TempDir(), "id", nil)
 	pause := func(took time.Duration) time.Duration {
-		b.Note(now, "a", took, errors.New("refused"))
-		return b.Check(now, "a")
+		b.Note(now, file, took, errors.New("refused"))
+		return b.Check(now, file)
 	}
 	within := func(want, got time.Duration) {
 		t.Helper()
@@ -493,10 +493,11 @@ func TestBackoff(t *testing.T) {
 		pause(0)
 	}
 	within(30*time.Second, pause(time.Hour))
-	assert.Zero(t, b.Check(now, "another file"))
-	assert.Zero(t, b.Check(now.Add(31*time.Second), "a"))
-	b.Note(now, "a", 0, nil)
-	assert.Zero(t, b.Check(now, "a"))
+	assert.Zero(t, b.Check(now.Add(31*time.Second), file))
+	sshtest.WriteFile(t, filepath.Dir(file), "id", nil)
+	assert.Zero(t, b.Check(now, file))
+	b.Note(now, file, 0, nil)
+	assert.Zero(t, b.Check(now, file))
 	within(250*time.Millisecond, pause(0))
 }
 

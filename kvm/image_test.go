@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -231,16 +232,36 @@ func TestImageEntryMayChange(t *testing.T) {
 }
 
 // TestWarmCreateIsCheap holds the number of calls in series, where the image is
-// cached.
+// cached. What is asked about room is asked beside the first of them.
 func TestWarmCreateIsCheap(t *testing.T) {
 	r := newRig(t)
 	mustCreate(t, r, r.Provider, request("u1"))
 	r.host().ForgetCalls()
+	beside := besideLookup(r)
 	mustCreate(t, r, r.Provider, request("u2"))
-	assert.LessOrEqual(t, len(r.host().Calls()), 10, "%v", r.host().Calls())
+	assert.LessOrEqual(t, len(r.host().Calls())-len(beside), 10, "%v", r.host().Calls())
 	r.host().ForgetCalls()
 	mustCreate(t, r, r.Provider, request("u2"))
-	assert.Len(t, r.host().Calls(), 2)
+	assert.Len(t, r.host().Calls(), 2+len(beside))
+}
+
+// besideLookup holds the look-up of a domain until the calls it returns have
+// begun.
+func besideLookup(r *rig) []string {
+	beside := []string{"virNodeGetMemoryStats", "virStoragePoolGetInfo"}
+	begun := make(chan struct{}, 2*len(beside))
+	r.host().Before = func(c fakelibvirt.Call) error {
+		switch {
+		case slices.Contains(beside, c.RPC):
+			begun <- struct{}{}
+		case c.RPC == "virDomainLookupByName":
+			for range beside {
+				<-begun
+			}
+		}
+		return nil
+	}
+	return beside
 }
 
 // TestImageRemoved fetches an image again that somebody removed, whether or not

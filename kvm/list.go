@@ -107,14 +107,18 @@ func (l *hostListing) run(ctx context.Context) error {
 func (l *hostListing) read(ctx context.Context, dom libvirt.Domain, odd bool) {
 	in, ok, err := l.instance(ctx, dom, odd)
 	switch {
-	case isLibvirt(err, libvirt.ErrNoDomain), provider.HasCode(err, provider.CodeCollision):
-		// It is gone since, or was never ours.
+	case isForeign(err):
 	case err != nil:
 		id := ids.Format(l.o.host.Name, dom.Name)
 		l.miss(id, l.o.p.failure("ListByTag", id, "", err))
 	case ok:
 		l.add(in)
 	}
+}
+
+// isForeign tells of a listed domain that is gone since, or was never ours.
+func isForeign(err error) bool {
+	return isLibvirt(err, libvirt.ErrNoDomain) || provider.HasCode(err, provider.CodeCollision)
 }
 
 func (l *hostListing) instance(ctx context.Context, dom libvirt.Domain, odd bool) (in provider.Instance, ok bool, err error) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,8 +37,10 @@ type record struct {
 	Stage    stage
 	Created  time.Time
 	// MAC is the address of our network card.
-	MAC      string
-	Metadata map[string]string
+	MAC string
+	// Addresses are the static ones, none where the guest uses DHCP.
+	Addresses []netip.Prefix
+	Metadata  map[string]string
 }
 
 // wireRecord is the element of a record. Its fields have no namespace, so that
@@ -45,14 +48,16 @@ type record struct {
 // namespace, or a prefix without declaration.
 type wireRecord struct {
 	XMLName xml.Name
-	XMLNS   string      `xml:"xmlns:egress,attr,omitempty"`
-	Managed bool        `xml:"managed,attr"`
-	Stage   stage       `xml:"stage,attr"`
-	Tag     string      `xml:"tag"`
-	UID     string      `xml:"uid"`
-	Created time.Time   `xml:"created"`
-	MAC     string      `xml:"mac,omitempty"`
-	Entries []wireEntry `xml:"entry"`
+	XMLNS   string    `xml:"xmlns:egress,attr,omitempty"`
+	Managed bool      `xml:"managed,attr"`
+	Stage   stage     `xml:"stage,attr"`
+	Tag     string    `xml:"tag"`
+	UID     string    `xml:"uid"`
+	Created time.Time `xml:"created"`
+	MAC     string    `xml:"mac,omitempty"`
+	// Addresses have the length of their network, as 10.0.0.10/24.
+	Addresses []netip.Prefix `xml:"address"`
+	Entries   []wireEntry    `xml:"entry"`
 }
 
 // wireEntry is one of the caller's strings. What XML or libvirt could change is
@@ -104,7 +109,7 @@ func (r record) bare() (string, error) {
 func (r record) wire() wireRecord {
 	w := wireRecord{
 		Managed: true, Stage: r.Stage,
-		Tag: r.Tag, UID: r.UID, Created: r.Created.UTC(), MAC: r.MAC,
+		Tag: r.Tag, UID: r.UID, Created: r.Created.UTC(), MAC: r.MAC, Addresses: r.Addresses,
 	}
 	for key, value := range r.Metadata {
 		w.Entries = append(w.Entries, newWireEntry(key, value))
@@ -138,7 +143,7 @@ func parseRecord(text string) (record, error) {
 func (w wireRecord) record() (record, error) {
 	r := record{
 		Tag: w.Tag, UID: w.UID, Stage: w.Stage,
-		Created: w.Created, MAC: strings.ToLower(w.MAC),
+		Created: w.Created, MAC: strings.ToLower(w.MAC), Addresses: w.Addresses,
 	}
 	for _, e := range w.Entries {
 		if r.Metadata == nil {
@@ -156,5 +161,6 @@ func (w wireRecord) record() (record, error) {
 // clone copies what a receiver may change.
 func (r record) clone() record {
 	r.Metadata = maps.Clone(r.Metadata)
+	r.Addresses = slices.Clone(r.Addresses)
 	return r
 }

@@ -50,6 +50,8 @@ type host struct {
 	facts  factsCache
 	images imageFetches
 	seen   recordCache
+	static staticPool
+	chosen choices
 }
 
 // New checks the configuration and returns a provider, without connecting to
@@ -103,6 +105,7 @@ func (p *Provider) addHost(cfg Host, keys *sshKeys) {
 		t = sshTransport{newSSHHop(p.lifetime, p.cfg.target(cfg), p.jumpFor(cfg, keys), keys, p.cfg.Timeouts, log), cfg}
 	}
 	h := &host{Host: cfg, log: log, hostConn: newHostConn(p.lifetime, cfg.Name, t, p.cfg.Timeouts, p.cfg.Trace, log)}
+	h.static, _ = cfg.staticPool() // Validate has seen that it is good
 	p.hosts[cfg.Name] = h
 	p.order = append(p.order, h)
 }

@@ -15,6 +15,8 @@ import (
 // and wait until libvirtd answers; only this file calls them, through do.
 type libvirtAPI interface {
 	ConnectGetCapabilities() (string, error)
+	ConnectGetAllDomainStats(domains []libvirt.Domain, stats, flags uint32) ([]libvirt.DomainStatsRecord, error)
+	NodeGetMemoryStats(params, cell int32, flags uint32) ([]libvirt.NodeGetMemoryStats, int32, error)
 	ConnectListAllDomains(needResults int32, flags libvirt.ConnectListAllDomainsFlags) ([]libvirt.Domain, uint32, error)
 
 	DomainLookupByName(name string) (libvirt.Domain, error)
@@ -28,8 +30,12 @@ type libvirtAPI interface {
 	DomainUndefineFlags(dom libvirt.Domain, flags libvirt.DomainUndefineFlagsValues) error
 	DomainInterfaceAddresses(dom libvirt.Domain, source, flags uint32) ([]libvirt.DomainInterface, error)
 
+	NetworkLookupByName(name string) (libvirt.Network, error)
+	NetworkIsActive(network libvirt.Network) (int32, error)
+
 	StoragePoolLookupByName(name string) (libvirt.StoragePool, error)
 	StoragePoolGetXMLDesc(pool libvirt.StoragePool, flags libvirt.StorageXMLFlags) (string, error)
+	StoragePoolGetInfo(pool libvirt.StoragePool) (state uint8, capacity, allocation, available uint64, err error)
 	StoragePoolRefresh(pool libvirt.StoragePool, flags uint32) error
 	StorageVolLookupByName(pool libvirt.StoragePool, name string) (libvirt.StorageVol, error)
 	StorageVolGetPath(vol libvirt.StorageVol) (string, error)

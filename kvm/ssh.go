@@ -25,15 +25,15 @@ type transport interface {
 	// address is for logs.
 	address() string
 	// stamp changes with the files that an open depends on.
-	stamp() string
+	stamp() fileStamp
 }
 
 // localTransport is the socket of this machine.
 type localTransport struct{ host Host }
 
-func (t localTransport) address() string { return t.host.sockets()[0] }
-func (t localTransport) close()          {}
-func (t localTransport) stamp() string   { return fileStamp(t.host.sockets()...) }
+func (t localTransport) address() string  { return t.host.sockets()[0] }
+func (t localTransport) close()           {}
+func (t localTransport) stamp() fileStamp { return stampOf(t.host.sockets()...) }
 
 // open takes the first socket that answers.
 func (t localTransport) open(ctx context.Context) (net.Conn, error) {
@@ -84,12 +84,12 @@ type sshTransport struct {
 
 func (t sshTransport) address() string { return t.hop.address }
 
-func (t sshTransport) stamp() string {
+func (t sshTransport) stamp() fileStamp {
 	paths := []string{t.keyFile, t.knownHosts, os.Getenv(agentVariable)}
 	if t.via != nil {
 		paths = append(paths, t.via.keyFile, t.via.knownHosts)
 	}
-	return fileStamp(paths...)
+	return stampOf(paths...)
 }
 
 // open takes the first socket that answers.

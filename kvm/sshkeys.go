@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/skeema/knownhosts"
 	"golang.org/x/crypto/ssh"
@@ -67,15 +66,25 @@ func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// fileStamp changes with the files at these paths, whether they are there or not.
-func fileStamp(paths ...string) string {
-	var stamp strings.Builder
-	for _, path := range paths {
-		if info, err := os.Stat(path); err == nil {
-			fmt.Fprintf(&stamp, "%s %d %d\n", path, info.ModTime().UnixNano(), info.Size())
-		}
+// fileStamp is how some files were at a moment, nil for one that was not there.
+type fileStamp []os.FileInfo
+
+func stampOf(paths ...string) fileStamp {
+	stamp := make(fileStamp, len(paths))
+	for i, path := range paths {
+		stamp[i], _ = os.Stat(path)
 	}
-	return stamp.String()
+	return stamp
+}
+
+// same tells that none of the files has changed.
+func (s fileStamp) same(other fileStamp) bool {
+	return slices.EqualFunc(s, other, func(a, b os.FileInfo) bool {
+		if a == nil || b == nil {
+			return a == b
+		}
+		return sameFile(a, b)
+	})
 }
 
 // unreadable is transient: a file that is mounted late heals by itself.

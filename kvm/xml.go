@@ -20,8 +20,17 @@ type DomainSpec struct {
 	Firmware string
 	// Disk and Seed are paths on the host: of a qcow2 overlay and of the seed.
 	Disk, Seed string
-	// Bridge is the network bridge, and MAC the address of the card on it.
-	Bridge, MAC string
+	// Bridge, Network or Macvtap is what the card is attached to: a network
+	// bridge, a network of libvirt, or an interface of the host that is shared by
+	// macvtap.
+	Bridge, Network, Macvtap string
+	// OpenVSwitch tells that Bridge is one of Open vSwitch.
+	OpenVSwitch bool
+	// VLAN is the tag of the card's traffic, and MTU its largest packet; zero
+	// means none and the default.
+	VLAN, MTU int
+	// MAC is the address of the card.
+	MAC string
 	// ConsoleLog is the path on the host of the file that the serial console
 	// is logged to. Empty means none.
 	ConsoleLog string
@@ -68,7 +77,7 @@ func (s DomainSpec) os() *libvirtxml.DomainOS {
 
 func (s DomainSpec) features() *libvirtxml.DomainFeatureList {
 	f := &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
-	if s.Hypervisor.Arch == "x86_64" {
+	if s.Hypervisor.Arch == archX86 {
 		f.APIC = &libvirtxml.DomainFeatureAPIC{}
 	}
 	return f
@@ -76,7 +85,7 @@ func (s DomainSpec) features() *libvirtxml.DomainFeatureList {
 
 // emulatedCPUs are plain models: the richest one is slower to boot, because
 // guests load virtualisation modules for it.
-var emulatedCPUs = map[string]string{"x86_64": "qemu64", "aarch64": "cortex-a57"}
+var emulatedCPUs = map[string]string{archX86: "qemu64", archARM: "cortex-a57"}
 
 func (s DomainSpec) cpu() *libvirtxml.DomainCPU {
 	model := s.CPUModel
@@ -97,15 +106,11 @@ func (s DomainSpec) devices() *libvirtxml.DomainDeviceList {
 			// A SATA CD-ROM would be invisible to Debian's cloud kernel.
 			fileDisk(s.Seed, formatRaw, "vdb", &libvirtxml.DomainDiskReadOnly{}),
 		},
-		Interfaces: []libvirtxml.DomainInterface{{
-			MAC:    &libvirtxml.DomainInterfaceMAC{Address: s.MAC},
-			Source: &libvirtxml.DomainInterfaceSource{Bridge: &libvirtxml.DomainInterfaceSourceBridge{Bridge: s.Bridge}},
-			Model:  &libvirtxml.DomainInterfaceModel{Type: "virtio"},
-		}},
+		Interfaces: []libvirtxml.DomainInterface{s.card()},
 		Serials: []libvirtxml.DomainSerial{{
 			Source: &libvirtxml.DomainChardevSource{Pty: &libvirtxml.DomainChardevSourcePty{}},
 			Log:    s.consoleLog(),
-			Target: &libvirtxml.DomainSerialTarget{Port: new(uint)},
+			Target: s.serialTarget(),
 		}},
 		Channels: []libvirtxml.DomainChannel{{
 			Source: &libvirtxml.DomainChardevSource{UNIX: &libvirtxml.DomainChardevSourceUNIX{}},
@@ -116,6 +121,43 @@ func (s DomainSpec) devices() *libvirtxml.DomainDeviceList {
 			Backend: &libvirtxml.DomainRNGBackend{Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"}},
 		}},
 	}
+}
+
+// card is the network card. libvirt wants to be told of Open vSwitch.
+func (s DomainSpec) card() libvirtxml.DomainInterface {
+	card := libvirtxml.DomainInterface{
+		MAC:    &libvirtxml.DomainInterfaceMAC{Address: s.MAC},
+		Source: &libvirtxml.DomainInterfaceSource{Bridge: &libvirtxml.DomainInterfaceSourceBridge{Bridge: s.Bridge}},
+		Model:  &libvirtxml.DomainInterfaceModel{Type: "virtio"},
+	}
+	switch {
+	case s.Network != "":
+		card.Source = &libvirtxml.DomainInterfaceSource{Network: &libvirtxml.DomainInterfaceSourceNetwork{Network: s.Network}}
+	case s.Macvtap != "":
+		card.Source = &libvirtxml.DomainInterfaceSource{Direct: &libvirtxml.DomainInterfaceSourceDirect{Dev: s.Macvtap, Mode: "bridge"}}
+	}
+	if s.OpenVSwitch {
+		card.VirtualPort = &libvirtxml.DomainInterfaceVirtualPort{Params: &libvirtxml.DomainInterfaceVirtualPortParams{
+			OpenVSwitch: &libvirtxml.DomainInterfaceVirtualPortParamsOpenVSwitch{},
+		}}
+	}
+	if s.VLAN > 0 {
+		card.VLan = &libvirtxml.DomainInterfaceVLan{Tags: []libvirtxml.DomainInterfaceVLanTag{{ID: uint(s.VLAN)}}}
+	}
+	if s.MTU > 0 {
+		card.MTU = &libvirtxml.DomainInterfaceMTU{Size: uint(s.MTU)}
+	}
+	return card
+}
+
+// serialTarget is the port that the guest's kernel takes for its console: the
+// first one on x86, and the PL011 of ARM's virt machine.
+func (s DomainSpec) serialTarget() *libvirtxml.DomainSerialTarget {
+	target := &libvirtxml.DomainSerialTarget{Port: new(uint)}
+	if s.Hypervisor.Arch == archARM {
+		target.Type, target.Model = "system-serial", &libvirtxml.DomainSerialTargetModel{Name: "pl011"}
+	}
+	return target
 }
 
 func (s DomainSpec) consoleLog() *libvirtxml.DomainChardevLog {

@@ -2,8 +2,10 @@ package kvm_test
 
 import (
 	"flag"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +59,19 @@ func TestDomainXML(t *testing.T) {
 		"domain-aarch64.xml": func(s *kvm.DomainSpec) {
 			s.Hypervisor = kvm.Hypervisor{Type: "qemu", Arch: "aarch64", Machine: "virt", Emulator: "/usr/bin/qemu-system-aarch64"}
 		},
+		"domain-aarch64-kvm.xml": func(s *kvm.DomainSpec) {
+			s.Hypervisor = kvm.Hypervisor{Type: "kvm", Arch: "aarch64", Machine: "virt", Emulator: "/usr/bin/qemu-system-aarch64"}
+		},
+		"domain-network.xml":  func(s *kvm.DomainSpec) { s.Bridge, s.Network, s.MTU = "", "default", 1400 },
+		"domain-macvtap.xml":  func(s *kvm.DomainSpec) { s.Bridge, s.Macvtap = "", "eno1" },
+		"domain-ovs-vlan.xml": func(s *kvm.DomainSpec) { s.Bridge, s.OpenVSwitch, s.VLAN = "ovsbr0", true, 42 },
+		"domain-static.xml": func(s *kvm.DomainSpec) {
+			r := sampleRecord
+			r.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.10/24"), netip.MustParsePrefix("2001:db8::10/64")}
+			element, err := r.Element()
+			require.NoError(t, err)
+			s.Metadata = element
+		},
 	} {
 		spec := sampleSpec(t)
 		change(&spec)
@@ -85,6 +100,60 @@ func TestHypervisorFromCapabilities(t *testing.T) {
 	assert.ErrorContains(t, err, "/dev/kvm")
 	_, err = kvm.ParseHypervisor("<capabilities><host><cpu><arch>x86_64</arch></cpu></host></capabilities>", "auto")
 	assert.ErrorContains(t, err, "no QEMU for x86_64")
+	_, err = kvm.ParseHypervisor("<capabilities><host><cpu><arch>aarch64</arch></cpu></host></capabilities>", "auto")
+	assert.ErrorContains(t, err, "qemu-efi-aarch64")
 	_, err = kvm.ParseHypervisor("nonsense", "auto")
 	assert.True(t, provider.HasCode(err, "NoHypervisor"))
+}
+
+// TestHypervisorOfEachArchitecture reads capabilities in the form that libvirt
+// gives on such hosts.
+func TestHypervisorOfEachArchitecture(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		require.NoError(t, err)
+		return string(text)
+	}
+	arm := kvm.Hypervisor{Type: "kvm", Arch: "aarch64", Machine: "virt", Emulator: "/usr/bin/qemu-system-aarch64"}
+	emulated := arm
+	emulated.Type = "qemu"
+	for _, c := range []struct {
+		file, want string
+		is         kvm.Hypervisor
+	}{
+		{"capabilities-aarch64.xml", "auto", arm},
+		{"capabilities-aarch64.xml", "qemu", emulated},
+		{"capabilities-x86_64.xml", "auto", kvm.Hypervisor{Type: "qemu", Arch: "x86_64", Machine: "q35", Emulator: "/usr/bin/qemu-system-x86_64"}},
+	} {
+		h, err := kvm.ParseHypervisor(read(c.file), c.want)
+		require.NoError(t, err, c.file)
+		assert.Equal(t, c.is, h)
+	}
+	_, err := kvm.ParseHypervisor(strings.ReplaceAll(read("capabilities-aarch64.xml"), "'>virt<", "'>raspi3b<"), "auto")
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.ErrorContains(t, err, "no machine virt")
+	_, err = kvm.ParseHypervisor(strings.ReplaceAll(read("capabilities-aarch64.xml"), "aarch64", "s390x"), "auto")
+	assert.ErrorContains(t, err, "s390x are not supported")
+}
+
+// TestOnARM makes an instance on an aarch64 host, and refuses a BIOS there before
+// any work.
+func TestOnARM(t *testing.T) {
+	caps, err := os.ReadFile("testdata/capabilities-aarch64.xml")
+	require.NoError(t, err)
+	r := newRig(t)
+	r.host().Capabilities = string(caps)
+	mustCreate(t, r, r.Provider, request("u1"))
+	d, _ := r.host().Domain(provider.Name("u1"))
+	assert.Equal(t, "virt", d.XML.OS.Type.Machine)
+	assert.Nil(t, d.XML.Features.APIC)
+
+	image := r.cfg.Images["debian"]
+	image.Firmware = "bios"
+	r.cfg.Images["debian"] = image
+	r.host().ForgetCalls()
+	_, err = r.again(t).Create(testContext(t), request("u2"))
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.True(t, provider.HasCode(err, "NoFirmware"), "%v", err)
+	assert.NotContains(t, r.host().Calls(), "virDomainDefineXMLFlags")
 }

@@ -104,6 +104,65 @@ func (c *Conn) ConnectGetCapabilities() (string, error) {
 	})
 }
 
+// ConnectGetAllDomainStats implements the function of go-libvirt, for the memory
+// of all domains.
+func (c *Conn) ConnectGetAllDomainStats([]libvirt.Domain, uint32, uint32) ([]libvirt.DomainStatsRecord, error) {
+	return do(c, "virConnectGetAllDomainStats", "", func(h *Host) ([]libvirt.DomainStatsRecord, error) {
+		var all []libvirt.DomainStatsRecord
+		for _, name := range sortedKeys(h.domains) {
+			d := h.domains[name]
+			r := libvirt.DomainStatsRecord{Dom: d.handle(name)}
+			if d.XML.Memory != nil {
+				r.Params = []libvirt.TypedParam{{Field: "balloon.maximum", Value: *libvirt.NewTypedParamValueUllong(uint64(d.XML.Memory.Value) >> 10)}}
+			}
+			all = append(all, r)
+		}
+		return all, nil
+	})
+}
+
+// NodeGetMemoryStats implements the function of go-libvirt.
+func (c *Conn) NodeGetMemoryStats(params, _ int32, _ uint32) ([]libvirt.NodeGetMemoryStats, int32, error) {
+	stats, err := do(c, "virNodeGetMemoryStats", "", func(h *Host) ([]libvirt.NodeGetMemoryStats, error) {
+		if params != 4 {
+			return nil, Errorf(libvirt.ErrInvalidArg, "invalid argument: nparams must be equal to 4")
+		}
+		total := h.MemoryBytes
+		if total == 0 {
+			total = 64 << 30
+		}
+		free := h.FreeBytes
+		if free == 0 {
+			free = total
+		}
+		return []libvirt.NodeGetMemoryStats{
+			{Field: "total", Value: total >> 10}, {Field: "free", Value: free >> 11},
+			{Field: "buffers", Value: 0}, {Field: "cached", Value: free>>10 - free>>11},
+		}, nil
+	})
+	return stats, int32(len(stats)), err //nolint:gosec // four.
+}
+
+// NetworkLookupByName implements the function of go-libvirt.
+func (c *Conn) NetworkLookupByName(name string) (libvirt.Network, error) {
+	return do(c, "virNetworkLookupByName", name, func(h *Host) (libvirt.Network, error) {
+		if _, ok := h.networks[name]; !ok {
+			return libvirt.Network{}, Errorf(libvirt.ErrNoNetwork, "Network not found: no network with matching name '%s'", name)
+		}
+		return libvirt.Network{Name: name}, nil
+	})
+}
+
+// NetworkIsActive implements the function of go-libvirt.
+func (c *Conn) NetworkIsActive(network libvirt.Network) (int32, error) {
+	return do(c, "virNetworkIsActive", network.Name, func(h *Host) (int32, error) {
+		if h.networks[network.Name] {
+			return 1, nil
+		}
+		return 0, nil
+	})
+}
+
 // ConnectListAllDomains implements the function of go-libvirt.
 func (c *Conn) ConnectListAllDomains(_ int32, flags libvirt.ConnectListAllDomainsFlags) ([]libvirt.Domain, uint32, error) {
 	list, err := do(c, "virConnectListAllDomains", "", func(h *Host) ([]libvirt.Domain, error) {
@@ -332,9 +391,22 @@ func (h *Host) start(d *Domain) error {
 		}
 	}
 	for _, i := range d.XML.Devices.Interfaces {
-		if slices.Contains(h.NoBridges, i.Source.Bridge.Bridge) {
-			return Errorf(libvirt.ErrSystemError, "Cannot get interface MTU on '%s': No such device", i.Source.Bridge.Bridge)
+		if err := h.plug(i); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// plug checks what a card is attached to.
+func (h *Host) plug(i libvirtxml.DomainInterface) error {
+	switch {
+	case i.Source.Bridge != nil && slices.Contains(h.NoBridges, i.Source.Bridge.Bridge):
+		return Errorf(libvirt.ErrSystemError, "Cannot get interface MTU on '%s': No such device", i.Source.Bridge.Bridge)
+	case i.Source.Bridge != nil && i.VLan != nil && i.VirtualPort == nil:
+		return Errorf(libvirt.ErrConfigUnsupported, "unsupported configuration: an interface of type 'bridge' is requesting a vlan tag, but that is not supported for this type of connection")
+	case i.Source.Network != nil && !h.networks[i.Source.Network.Network]:
+		return Errorf(libvirt.ErrOperationInvalid, "Requested operation is not valid: network '%s' is not active", i.Source.Network.Network)
 	}
 	return nil
 }

@@ -55,6 +55,11 @@ type Host struct {
 	// PoolBytes is the space of the pool; without limit if zero.
 	PoolBytes uint64
 
+	// MemoryBytes and FreeBytes are the memory; 64 GiB, all of it free, if zero.
+	MemoryBytes, FreeBytes uint64
+	// PoolFree is what the pool says is available; 1 TiB if zero.
+	PoolFree uint64
+
 	// Before and After, if set, are called around the effect of each call. An
 	// error of Before comes back in place of the effect, one of After in place
 	// of the result. They may block.
@@ -67,6 +72,7 @@ type Host struct {
 	nextID  int32
 	// addresses by MAC and source.
 	addresses map[string]map[uint32][]libvirt.DomainInterface
+	networks  map[string]bool // whether active
 }
 
 // Call is one call of a function.
@@ -132,6 +138,16 @@ func (h *Host) StopPool(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.pools[name].stopped = true
+}
+
+// SetNetwork defines a network, active or not.
+func (h *Host) SetNetwork(name string, active bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.networks == nil {
+		h.networks = map[string]bool{}
+	}
+	h.networks[name] = active
 }
 
 // Define adds a domain that somebody else made.

@@ -29,6 +29,20 @@ func (c *Conn) StoragePoolGetXMLDesc(pool libvirt.StoragePool, _ libvirt.Storage
 	})
 }
 
+// StoragePoolGetInfo implements the function of go-libvirt.
+func (c *Conn) StoragePoolGetInfo(pool libvirt.StoragePool) (state uint8, capacity, allocation, available uint64, err error) {
+	available, err = do(c, "virStoragePoolGetInfo", pool.Name, func(h *Host) (uint64, error) {
+		if _, err := h.poolOf(pool); err != nil {
+			return 0, err
+		}
+		if h.PoolFree == 0 {
+			return 1 << 40, nil
+		}
+		return h.PoolFree, nil
+	})
+	return 2, 2 << 40, 2<<40 - available, available, err
+}
+
 // StoragePoolRefresh implements the function of go-libvirt.
 func (c *Conn) StoragePoolRefresh(pool libvirt.StoragePool, _ uint32) error {
 	return run(c, "virStoragePoolRefresh", pool.Name, func(h *Host) error {
