@@ -148,7 +148,7 @@ func TestTheManualHasEveryField(t *testing.T) {
 
 func TestTheManualHasEveryCode(t *testing.T) {
 	codes := map[string]bool{"Collision": true, "MalformedID": true, "Unconfigured": true, "InvalidRequest": true, "Terminal": true}
-	for _, m := range regexp.MustCompile(`(?m)^\tcode\w+ += "(\w+)"`).FindAllStringSubmatch(sources(t), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:\t|const )[cC]ode\w+ += "(\w+)"`).FindAllStringSubmatch(sources(t), -1) {
 		codes[m[1]] = true
 	}
 	require.Greater(t, len(codes), 15)
@@ -173,11 +173,14 @@ func TestTheManualHasEveryLogLine(t *testing.T) {
 	assert.Subset(t, want, lines, "the manual has lines that are no more")
 }
 
-// sources are the files of package kvm.
+// sources are the files of package kvm, and of the one whose errors it passes on.
 func sources(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../kvm/*.go")
 	require.NoError(t, err)
+	images, err := filepath.Glob("../internal/diskimage/*.go")
+	require.NoError(t, err)
+	files = append(files, images...)
 	var all strings.Builder
 	for _, f := range files {
 		if !strings.HasSuffix(f, "_test.go") {

@@ -172,6 +172,28 @@ func (c client) lookupPool(ctx context.Context, name string) (libvirt.StoragePoo
 		})
 }
 
+func (c client) lookupPoolAt(ctx context.Context, path string) (libvirt.StoragePool, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolLookupByTargetPath", read: true, args: []any{"path", path}},
+		func(l libvirtAPI) (answer[libvirt.StoragePool], error) {
+			pool, err := l.StoragePoolLookupByTargetPath(path)
+			return answer[libvirt.StoragePool]{value: pool}, err
+		})
+}
+
+// createPool starts a pool that libvirt forgets when it is stopped.
+func (c client) createPool(ctx context.Context, name, xml string) (libvirt.StoragePool, error) {
+	r := rpc{name: "virStoragePoolCreateXML", args: []any{"pool", name, "xmlBytes", len(xml)}, bodies: []any{"xml", xml}}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[libvirt.StoragePool], error) {
+		pool, err := l.StoragePoolCreateXML(xml, 0)
+		return answer[libvirt.StoragePool]{value: pool}, err
+	})
+}
+
+func (c client) stopPool(ctx context.Context, pool libvirt.StoragePool) error {
+	return run(ctx, c, rpc{name: "virStoragePoolDestroy", args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) error { return l.StoragePoolDestroy(pool) })
+}
+
 func (c client) poolXML(ctx context.Context, pool libvirt.StoragePool) (string, error) {
 	return do(ctx, c, rpc{name: "virStoragePoolGetXMLDesc", read: true, args: []any{"pool", pool.Name}},
 		func(l libvirtAPI) (answer[string], error) {
@@ -235,11 +257,41 @@ func (c client) deleteVolume(ctx context.Context, vol libvirt.StorageVol) error 
 		func(l libvirtAPI) error { return l.StorageVolDelete(vol, 0) })
 }
 
-// uploadVolume sends all of stream to the volume's beginning. Length 0 sets no
-// limit.
-func (c client) uploadVolume(ctx context.Context, vol libvirt.StorageVol, stream io.Reader, length uint64) error {
-	return run(ctx, c, rpc{name: "virStorageVolUpload", args: append(volumeArgs(vol), "offset", 0, "length", length)},
-		func(l libvirtAPI) error { return l.StorageVolUpload(vol, stream, 0, length, 0) })
+// uploadVolume sends all of stream to the volume from offset on. Length 0 sets
+// no limit.
+func (c client) uploadVolume(ctx context.Context, vol libvirt.StorageVol, stream io.Reader, offset, length uint64) error {
+	return run(ctx, c, rpc{name: "virStorageVolUpload", args: append(volumeArgs(vol), "offset", offset, "length", length)},
+		func(l libvirtAPI) error { return l.StorageVolUpload(vol, stream, offset, length, 0) })
+}
+
+// downloadVolume writes length bytes of the volume from offset on to w.
+func (c client) downloadVolume(ctx context.Context, vol libvirt.StorageVol, w io.Writer, offset, length uint64) error {
+	return run(ctx, c, rpc{name: "virStorageVolDownload", args: append(volumeArgs(vol), "offset", offset, "length", length)},
+		func(l libvirtAPI) error { return l.StorageVolDownload(vol, w, offset, length, 0) })
+}
+
+func (c client) listVolumes(ctx context.Context, pool libvirt.StoragePool) ([]libvirt.StorageVol, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolListAllVolumes", read: true, args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) (answer[[]libvirt.StorageVol], error) {
+			vols, _, err := l.StoragePoolListAllVolumes(pool, 1, 0)
+			return answer[[]libvirt.StorageVol]{vols, []any{"count", len(vols)}, []any{"names", volumeNames(vols)}}, err
+		})
+}
+
+func volumeNames(vols []libvirt.StorageVol) []string {
+	names := make([]string, 0, len(vols))
+	for _, v := range vols {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+func (c client) volumeXML(ctx context.Context, vol libvirt.StorageVol) (string, error) {
+	return do(ctx, c, rpc{name: "virStorageVolGetXMLDesc", read: true, args: volumeArgs(vol)},
+		func(l libvirtAPI) (answer[string], error) {
+			xml, err := l.StorageVolGetXMLDesc(vol, 0)
+			return answer[string]{xml, []any{"xmlBytes", len(xml)}, []any{"xml", xml}}, err
+		})
 }
 
 func volumeArgs(vol libvirt.StorageVol) []any { return []any{"pool", vol.Pool, "volume", vol.Name} }

@@ -3,12 +3,10 @@ package kvm
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -20,6 +18,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/egressfleet/egress/internal/check"
+	"github.com/egressfleet/egress/internal/diskimage"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -69,6 +68,10 @@ type Config struct {
 
 	// Images are the images by their key, which becomes a part of volume names.
 	Images map[string]Image `json:"images,omitempty"`
+	// ImageFetch is "foreground" or "background": whether a Create whose host has
+	// not got the image yet waits for it, or fails at once with the code
+	// FetchingImage, to be tried again. Default "foreground".
+	ImageFetch string `json:"imageFetch,omitempty"`
 	// MachineTypes are the sizes of instances by their key. At least one.
 	MachineTypes map[string]MachineType `json:"machineTypes"`
 	// Hosts are the hypervisors. At least one.
@@ -167,13 +170,21 @@ type Host struct {
 
 // Image is where a disk image comes from.
 type Image struct {
-	// URL is an http or https address of an uncompressed image. Required.
+	// URL is an http, https or file URL, or an absolute path of this machine. The
+	// file may be packed with gzip, xz or zstd. Required.
 	URL string `json:"url"`
-	// SHA256 and SHA512 are digests in hexadecimal; each that is given is
-	// checked. With neither, the image is what the first fetch on each host gave.
+	// SHA256 and SHA512 are digests of that file in hexadecimal; each that is
+	// given is checked. With neither, and without Checksums, the image is what the
+	// first fetch on each host gave.
 	SHA256 string `json:"sha256,omitempty"`
 	SHA512 string `json:"sha512,omitempty"`
-	// Format is "qcow2" or "raw". Default "qcow2".
+	// Checksums is the place, as URL, of a file of checksums such as SHA256SUMS
+	// that names the image. It is read again after an hour, so that where an
+	// image is published anew under one URL, new instances get the new one. While
+	// it cannot be read, a host goes on with the image it got last.
+	Checksums string `json:"checksums,omitempty"`
+	// Format is "qcow2" or "raw"; the default is what the file shows itself to
+	// be. A raw disk without a partition table must be said to be raw.
 	Format string `json:"format,omitempty"`
 	// Firmware is "uefi" or "bios". Default "uefi".
 	Firmware string `json:"firmware,omitempty"`
@@ -216,16 +227,18 @@ type Timeouts struct {
 type ImageProgress struct {
 	// Host and Volume are where it goes.
 	Host, Volume string
-	// Bytes are sent so far, of Total, which is -1 where the server does not
-	// tell it.
+	// Bytes are read so far of the file as it is published, packed or not; Total
+	// is its length, -1 where the server does not tell it.
 	Bytes, Total int64
 }
 
 const (
 	firmwareUEFI = "uefi"
 	firmwareBIOS = "bios"
-	formatQCOW2  = "qcow2"
-	formatRaw    = "raw"
+
+	fetchForeground = "foreground"
+	fetchBackground = "background"
+
 	typeAuto     = "auto"
 	typeKVM      = "kvm"
 	typeQEMU     = "qemu"
@@ -278,6 +291,9 @@ func (c Config) checkDefaults(problems *check.Problems) {
 	}
 	if !slices.Contains([]string{"", typeAuto, typeKVM, typeQEMU}, c.DomainType) {
 		problems.Add("domainType", c.DomainType, "must be kvm, qemu or auto")
+	}
+	if !slices.Contains([]string{"", fetchForeground, fetchBackground}, c.ImageFetch) {
+		problems.Add("imageFetch", c.ImageFetch, "must be foreground or background")
 	}
 	problems.Within("timeouts", c.Timeouts.validate())
 }
@@ -382,25 +398,20 @@ func (h Host) sockets() []string {
 
 func (i Image) validate() error {
 	var problems check.Problems
-	problems.Within("url", validImageURL(i.URL))
+	problems.Within("url", diskimage.ValidURL(i.URL))
 	checkDigest(&problems, "sha256", i.SHA256, 32)
 	checkDigest(&problems, "sha512", i.SHA512, 64)
-	if !slices.Contains([]string{"", formatQCOW2, formatRaw}, i.Format) {
+	if i.Checksums != "" {
+		problems.Within("checksums", diskimage.ValidURL(i.Checksums))
+		problems.Require(i.SHA256+i.SHA512 == "", "checksums", "give checksums or a digest, not both")
+	}
+	if !slices.Contains([]string{"", diskimage.FormatQCOW2, diskimage.FormatRaw}, i.Format) {
 		problems.Add("format", i.Format, "must be qcow2 or raw")
 	}
 	if !slices.Contains([]string{"", firmwareUEFI, firmwareBIOS}, i.Firmware) {
 		problems.Add("firmware", i.Firmware, "must be uefi or bios")
 	}
 	return problems.Err()
-}
-
-// validImageURL does not repeat the URL: it may carry credentials.
-func validImageURL(raw string) error {
-	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return errors.New("must be an http or https URL of the image")
-	}
-	return nil
 }
 
 func checkDigest(problems *check.Problems, path, digest string, size int) {
@@ -472,6 +483,7 @@ func (c Config) withDefaults() Config {
 	c.Name = or(c.Name, "kvm")
 	c.DiskSizeGiB = or(c.DiskSizeGiB, 10)
 	c.DomainType = or(c.DomainType, typeAuto)
+	c.ImageFetch = or(c.ImageFetch, fetchForeground)
 	c.Timeouts = c.Timeouts.withDefaults()
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
@@ -481,7 +493,6 @@ func (c Config) withDefaults() Config {
 
 func (i Image) withDefaults() Image {
 	i.SHA256, i.SHA512 = strings.ToLower(i.SHA256), strings.ToLower(i.SHA512)
-	i.Format = or(i.Format, formatQCOW2)
 	i.Firmware = or(i.Firmware, firmwareUEFI)
 	return i
 }

@@ -45,13 +45,16 @@ func newMoodyRig(t *testing.T) *moodyRig {
 		c.VendorData = "#cloud-config\nvendor_password: hunter2-of-the-vendor\n"
 		c.Logger = funcr.New(m.keep, funcr.Options{Verbosity: 2})
 	})
-	m.host().Before = m.before
-	for _, h := range m.hosts {
-		h.After = func(c fakelibvirt.Call) error {
-			if c.RPC == "virDomainCreate" {
+	for name, h := range m.hosts {
+		h.Before = func(c fakelibvirt.Call) error {
+			// Before, so that a call which is cut after its effect counts too.
+			if _, defined := h.Domain(c.Object); defined && c.RPC == "virDomainCreate" {
 				h.SetAddresses(c.Object, libvirt.DomainInterfaceAddressesSrcAgent, libvirt.DomainInterface{
 					Addrs: []libvirt.DomainIPAddr{{Addr: "10.0.0.5"}},
 				})
+			}
+			if name == "kvm1" {
+				return m.before(c)
 			}
 			return nil
 		}

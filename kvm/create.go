@@ -370,7 +370,11 @@ func (c *creation) uploadSeed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sent, err := c.host.upload(ctx, vol, bytes.NewReader(c.seed), want, nil)
+	var sent int64
+	err = whileBusy(ctx, func() (err error) {
+		sent, err = c.host.upload(ctx, vol, bytes.NewReader(c.seed), want)
+		return err
+	})
 	if err != nil {
 		return err
 	}

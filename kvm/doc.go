@@ -23,7 +23,7 @@
 // Zone is the name of a host and may be empty where only one is configured.
 // MachineType is a key of [Config.MachineTypes] and Image a key of
 // [Config.Images], each empty only where there is one; Image may also be an
-// http or https URL of a qcow2 file. Region is not read. The ID of an instance
+// http or https URL. Region is not read. The ID of an instance
 // is hosts/HOST/domains/NAME. A [Provider] is also a [provider.Placer], which
 // chooses among the hosts by what they have left.
 //
@@ -53,7 +53,10 @@
 // (the same name and ".ok") stay for the next instance. A volume without its
 // marker is never used: it is a fetch under way or a broken one, and is taken
 // over when it has not grown for [Timeouts].ImageTakeover. An image without
-// sha256 or sha512 is pinned by its first fetch on each host.
+// digest and checksums file is pinned by its first fetch on each host.
+//
+// [Provider.ListImages], [Provider.PullImage] and [Provider.PruneImages] manage
+// base images. [Provider.Sweep] finds what crashes and strangers left.
 //
 // # The guest
 //
@@ -106,6 +109,8 @@
 //	DigestMismatch     the image is not what its digest says
 //	BadImage           the image is not of the wanted kind
 //	DownloadFailed     the image cannot be fetched
+//	FetchingImage      the image is being fetched in the background (transient)
+//	ImageInUse         the image cannot be fetched again while it is used
 //	VolumeChanged      a volume was changed by somebody else
 //	BadPlacement       the placement names what is not configured
 //	NoBridge           the host has no such bridge or interface
@@ -116,6 +121,7 @@
 //	NoMemory           the host has too little free memory
 //	NoSpace            the pool has too little free space
 //	HostFull           the host has as many instances as it may
+//	NoConsole          the host keeps no log of the console
 //	NoFirmware         the host has no UEFI firmware
 //	NoHypervisor       the host has no emulator for the wanted domain type
 //	Amended            the AmendDomain hook failed

@@ -55,7 +55,7 @@ func ExampleConfig() {
 		log.Fatal(err)
 	}
 	fmt.Println(cfg.Validate())
-	// Output: images.debian13.url: must be an http or https URL of the image
+	// Output: images.debian13.url: must be an http, https or file URL, or an absolute path
 }
 
 // Trace shows a person how far a Create is, and how much of the image has

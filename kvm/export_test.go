@@ -16,11 +16,12 @@ import (
 
 // UseFake has the named host's connections go to a fake.
 func UseFake(p *Provider, host string, fake *fakelibvirt.Host) {
-	p.hosts[host].connect = func(ctx context.Context, lost func(error)) (libvirtAPI, func(), error) {
+	connect := func(ctx context.Context, lost func(error)) (libvirtAPI, func(), error) {
 		conn := fake.Connect()
 		conn.OnCut = lost
 		return conn, conn.Cut, ctx.Err()
 	}
+	p.hosts[host].connect, p.hosts[host].stream = connect, connect
 }
 
 // FailDial has the named host's connections fail.
@@ -62,11 +63,16 @@ func ParseRecord(text string) (Record, error) {
 	return Record{Tag: r.Tag, UID: r.UID, Stage: string(r.Stage), MAC: r.MAC, Created: r.Created, Metadata: r.Metadata, Addresses: r.Addresses}, err
 }
 
-// Sniff reads the beginning of an image.
-func Sniff(head []byte) (format string, virtualSize uint64, err error) {
-	s, err := sniff(head)
-	return s.format, s.virtualSize, err
+// UseLanes has images sent over that many connections.
+func UseLanes(p *Provider, host string, n int) {
+	p.hosts[host].lanes = func(time.Duration) int { return n }
 }
+
+// LanesFor chooses their number.
+var LanesFor = lanesFor
+
+// SegmentSize is the size of the parts that are sent over several connections.
+const SegmentSize = segmentSize
 
 // ParseHypervisor chooses from capabilities.
 var ParseHypervisor = parseHypervisor

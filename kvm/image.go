@@ -3,11 +3,13 @@ package kvm
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
 	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/internal/diskimage"
+	"github.com/egressfleet/egress/provider"
 )
 
 // markerSuffix makes the name of the volume that says that an image is whole.
@@ -28,24 +30,63 @@ type imageHost struct {
 	pool libvirt.StoragePool
 }
 
+func (p *Provider) imageHost(h *host, pool libvirt.StoragePool) imageHost {
+	return imageHost{p: p, h: h, c: h.controlClient(), pool: pool}
+}
+
 // ensureImage returns the image's volume, fetching it where the host has none.
 func (p *Provider) ensureImage(ctx context.Context, h *host, pool libvirt.StoragePool, src imageSource) (base, error) {
-	w := imageHost{p: p, h: h, c: h.controlClient(), pool: pool}
-	b, ok, err := w.cached(ctx, src)
+	w := p.imageHost(h, pool)
+	if p.cfg.ImageFetch == fetchForeground {
+		return p.waitForImage(ctx, w, src)
+	}
+	return p.lookForImage(ctx, w, src, func(src imageSource) (base, error) {
+		return base{}, h.images.poll(p.withLogger(p.lifetime, h, ""), src.identity(), w.fetchFunc(src))
+	})
+}
+
+// waitForImage returns the image once it is there.
+func (p *Provider) waitForImage(ctx context.Context, w imageHost, src imageSource) (base, error) {
+	return p.lookForImage(ctx, w, src, func(src imageSource) (base, error) {
+		return w.h.images.do(ctx, src.identity(), w.fetchFunc(src))
+	})
+}
+
+// lookForImage returns the image where it is there, and else what missing does
+// about it.
+func (p *Provider) lookForImage(ctx context.Context, w imageHost, src imageSource, missing func(imageSource) (base, error)) (base, error) {
+	resolved, err := p.resolve(ctx, src)
+	if err != nil {
+		return w.pinned(ctx, src, err)
+	}
+	b, ok, err := w.cached(ctx, resolved)
 	if err != nil {
 		return base{}, err
 	}
 	if ok {
-		logr.FromContextOrDiscard(ctx).V(1).Info("base image already cached", "pool", h.Pool, "volume", b.volume)
+		logr.FromContextOrDiscard(ctx).V(1).Info("base image already cached", "pool", w.h.Pool, "volume", b.volume)
 		return b, nil
 	}
-	return h.images.do(ctx, src.volume(), func(ctx context.Context) (base, error) { return w.obtain(ctx, src) })
+	return missing(resolved)
+}
+
+func (w imageHost) fetchFunc(src imageSource) fetchFunc {
+	return func(ctx context.Context, f *imageFetch) (base, error) { return w.obtain(ctx, src, f) }
 }
 
 // cached looks for the marker, and for the volume unless it was seen before: that
 // it is still there shows when an overlay is made on it.
 func (w imageHost) cached(ctx context.Context, src imageSource) (b base, ok bool, err error) {
-	b = base{volume: src.volume(), format: src.Format}
+	for _, format := range src.formats() {
+		if b, ok, err = w.cachedAs(ctx, src, format); ok || err != nil {
+			return b, ok, err
+		}
+	}
+	return base{}, false, nil
+}
+
+func (w imageHost) cachedAs(ctx context.Context, src imageSource, format string) (b base, ok bool, err error) {
+	b = base{volume: src.volume(format), format: format}
 	if ok, err = w.c.exists(ctx, w.pool, b.volume+markerSuffix); !ok || err != nil {
 		return b, false, err
 	}
@@ -77,24 +118,34 @@ func (w imageHost) measure(ctx context.Context, b base, vol libvirt.StorageVol) 
 }
 
 // obtain fetches the image, or waits for another process that does.
-func (w imageHost) obtain(ctx context.Context, src imageSource) (base, error) {
+func (w imageHost) obtain(ctx context.Context, src imageSource, f *imageFetch) (base, error) {
 	for {
 		b, ok, err := w.cached(ctx, src)
 		if ok || err != nil {
 			return b, err
 		}
-		free, err := w.awaitOther(ctx, src.volume())
+		free, err := w.awaitOthers(ctx, src)
 		if err != nil {
 			return base{}, err
 		}
 		if !free {
 			continue
 		}
-		b, err = w.fetch(ctx, src)
+		b, err = w.fetch(ctx, src, f)
 		if !isLibvirt(err, libvirt.ErrStorageVolExist) { // else somebody was faster
 			return b, err
 		}
 	}
+}
+
+// awaitOthers tells whether the names that the volume may get are free.
+func (w imageHost) awaitOthers(ctx context.Context, src imageSource) (free bool, err error) {
+	for _, format := range src.formats() {
+		if free, err = w.awaitOther(ctx, src.volume(format)); !free || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // awaitOther tells whether the volume's name is free. Where it is taken by an
@@ -132,78 +183,103 @@ func (w imageHost) awaitOther(ctx context.Context, volume string) (free bool, er
 }
 
 // fetch brings the image into the pool. On an error nothing of it is left.
-func (w imageHost) fetch(ctx context.Context, src imageSource) (base, error) {
-	// A marker without its volume would make the next partial one trusted.
-	if err := w.c.remove(ctx, w.pool, src.volume()+markerSuffix); err != nil {
-		return base{}, err
-	}
-	d, err := w.p.download(ctx, src)
+func (w imageHost) fetch(ctx context.Context, src imageSource, f *imageFetch) (base, error) {
+	image, err := w.p.opener().Open(ctx, src.source())
 	if err != nil {
 		return base{}, err
 	}
-	defer d.close()
+	defer image.Close()
+	f.follow(image)
+	volume := src.volume(image.Format)
+	if err := w.checkSpace(ctx, image); err != nil {
+		return base{}, err
+	}
+	// A marker without its volume would make the next partial one trusted.
+	if err := w.c.remove(ctx, w.pool, volume+markerSuffix); err != nil {
+		return base{}, err
+	}
+	_, length := image.Progress()
 	log := logr.FromContextOrDiscard(ctx)
-	log.Info("fetching base image into host pool", "pool", w.h.Pool, "volume", src.volume(), "url", src.shownURL(), "bytes", d.length)
+	log.Info("fetching base image into host pool", "pool", w.h.Pool, "volume", volume, "url", diskimage.Shown(src.URL), "bytes", length)
 	start := time.Now()
 	// A file that starts empty tells by its size how much has arrived.
-	vol, err := w.c.create(ctx, w.pool, rawVolume(src.volume(), 0))
+	vol, err := w.c.create(ctx, w.pool, rawVolume(volume, 0))
 	if err != nil {
 		return base{}, err
 	}
-	b, sent, err := w.fill(ctx, src, d, vol)
+	b, err := w.fill(ctx, image, vol)
 	if err != nil {
-		return base{}, w.undo(ctx, src.volume(), err)
+		return base{}, w.undo(ctx, volume, w.p.forgetStale(src, err))
 	}
-	log.Info("base image cached", "volume", b.volume, "sha256", d.sha256(), "bytes", sent, "duration", elapsed(start))
-	return b, nil
+	name, digest := image.Digest()
+	log.Info("base image cached", "volume", b.volume, name, digest, "bytes", image.Bytes(), "duration", elapsed(start))
+	return b, w.pin(ctx, src)
+}
+
+// checkSpace refuses an image that the pool has no room for, before anything is
+// sent. A packed one needs more, which shows when it is unpacked.
+func (w imageHost) checkSpace(ctx context.Context, image *diskimage.Image) error {
+	space, err := w.c.poolSpace(ctx, w.pool)
+	if err != nil {
+		return err
+	}
+	_, length := image.Progress()
+	need := uint64(max(length, 0)) //nolint:gosec // not negative.
+	if space.capacity > 0 && space.available < need+w.h.keepFree() {
+		return w.h.lacksSpace(space, need)
+	}
+	return nil
 }
 
 // fill sends the image into its volume, checks it, and writes the marker last.
-func (w imageHost) fill(ctx context.Context, src imageSource, d *download, vol libvirt.StorageVol) (base, int64, error) {
-	sent, err := w.h.upload(ctx, vol, d, uint64(max(d.length, 0)), w.progress(src, d)) //nolint:gosec // not negative.
+func (w imageHost) fill(ctx context.Context, image *diskimage.Image, vol libvirt.StorageVol) (base, error) {
+	sent, err := w.h.uploadImage(ctx, vol, image, image.Length(), w.progress(vol.Name, image))
 	if err != nil {
-		return base{}, sent, err
+		return base{}, err
 	}
-	if err := d.verify(src, sent); err != nil {
-		return base{}, sent, err
+	if err := image.Verify(); err != nil {
+		return base{}, err
 	}
-	b, err := w.settle(ctx, src, d, sent)
+	b, err := w.settle(ctx, image, vol.Name, sent)
 	if err != nil {
-		return base{}, sent, err
+		return base{}, err
 	}
-	if _, err = w.c.create(ctx, w.pool, rawVolume(src.volume()+markerSuffix, 0)); err == nil {
+	if _, err = w.c.create(ctx, w.pool, rawVolume(vol.Name+markerSuffix, 0)); err == nil {
 		w.h.images.remember(b)
 	}
-	return b, sent, err
+	return b, err
 }
 
-func (w imageHost) progress(src imageSource, d *download) func(int) {
+// progress tells the hook of each packet, if there is one.
+func (w imageHost) progress(volume string, image *diskimage.Image) func() {
 	if w.p.cfg.Progress == nil {
 		return nil
 	}
-	told := ImageProgress{Host: w.h.Name, Volume: src.volume(), Total: d.length}
-	return func(n int) {
-		told.Bytes += int64(n)
-		w.p.cfg.Progress(told)
+	return func() {
+		done, total := image.Progress()
+		w.p.cfg.Progress(ImageProgress{Host: w.h.Name, Volume: volume, Bytes: done, Total: total})
 	}
 }
 
 // settle has libvirt read the volume anew, as it does by itself a moment after
 // an upload, and compares what it finds with what was sent: an upload into a
 // volume that was deleted meanwhile succeeds too.
-func (w imageHost) settle(ctx context.Context, src imageSource, d *download, sent int64) (base, error) {
+func (w imageHost) settle(ctx context.Context, image *diskimage.Image, volume string, sent int64) (base, error) {
 	if err := whileBusy(ctx, func() error { return w.c.refreshPool(ctx, w.pool) }); err != nil {
 		return base{}, err
 	}
-	vol, err := w.c.lookupVolume(ctx, w.pool, src.volume())
+	vol, err := w.c.lookupVolume(ctx, w.pool, volume)
+	if isLibvirt(err, libvirt.ErrNoStorageVol) {
+		return base{}, transient(codeVolumeChanged, "volume %s is gone after its upload: somebody else removed it", volume)
+	}
 	if err != nil {
 		return base{}, err
 	}
-	b, err := w.measure(ctx, base{volume: src.volume(), format: src.Format}, vol)
+	b, err := w.measure(ctx, base{volume: volume, format: image.Format}, vol)
 	if err != nil {
 		return base{}, err
 	}
-	if want := d.capacity(sent); b.capacity != want || b.physical != uint64(sent) { //nolint:gosec // a count.
+	if want := image.Capacity(); b.capacity != want || b.physical != uint64(sent) { //nolint:gosec // a count.
 		return base{}, transient(codeVolumeChanged, "volume %s has a disk of %d and a file of %d bytes after the upload, wanted %d and %d: somebody else changed it",
 			b.volume, b.capacity, b.physical, want, sent)
 	}
@@ -213,113 +289,21 @@ func (w imageHost) settle(ctx context.Context, src imageSource, d *download, sen
 // cleanupTime bounds what is done after a failure whose context has ended.
 const cleanupTime = 5 * time.Second
 
+// undo removes the unfinished volume. One that somebody else changed is theirs.
 func (w imageHost) undo(ctx context.Context, volume string, cause error) error {
+	w.h.images.forget(volume)
+	if provider.HasCode(cause, codeVolumeChanged) {
+		return cause
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	w.h.images.forget(volume)
 	if err := w.c.remove(ctx, w.pool, volume); err != nil {
 		return fmt.Errorf("%w (and the broken volume %s could not be removed: %v)", cause, volume, err) //nolint:errorlint // one cause.
 	}
 	return cause
 }
 
-// imageFetches are the fetches of one host: one for each image, however many
-// want it. The zero value is ready.
-type imageFetches struct {
-	mu      sync.Mutex
-	running map[string]*imageFetch
-	bases   map[string]base // sizes of images that were seen whole
-	done    sync.WaitGroup
-}
-
-type imageFetch struct {
-	finished chan struct{}
-	base     base
-	err      error
-	waiting  int // guarded by imageFetches.mu
-	cancel   context.CancelFunc
-}
-
-// do waits for the fetch of that volume, and starts it if it does not run. The
-// fetch outlives whoever started it and ends when nobody waits any more.
-func (f *imageFetches) do(ctx context.Context, volume string, fetch func(context.Context) (base, error)) (base, error) {
-	r := f.join(ctx, volume, fetch)
-	defer f.leave(volume, r)
-	select {
-	case <-r.finished:
-		return r.base, r.err
-	case <-ctx.Done():
-		return base{}, ctx.Err()
-	}
-}
-
-func (f *imageFetches) join(ctx context.Context, volume string, fetch func(context.Context) (base, error)) *imageFetch {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.running == nil {
-		f.running = map[string]*imageFetch{}
-	}
-	r := f.running[volume]
-	if r == nil {
-		r = &imageFetch{finished: make(chan struct{})}
-		f.running[volume] = r
-		// What the fetch leaves behind is not its first caller's.
-		ctx = context.WithValue(context.WithoutCancel(ctx), leftoversKey{}, &leftovers{})
-		ctx, r.cancel = context.WithCancel(ctx)
-		f.done.Go(func() {
-			defer r.cancel()
-			r.base, r.err = fetch(ctx)
-			f.forgetRunning(volume, r)
-			close(r.finished)
-		})
-	}
-	r.waiting++
-	return r
-}
-
-// leave cancels a fetch that nobody waits for; who comes later starts another,
-// which finds the volume gone or waits for that.
-func (f *imageFetches) leave(volume string, r *imageFetch) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if r.waiting--; r.waiting > 0 {
-		return
-	}
-	r.cancel()
-	if f.running[volume] == r {
-		delete(f.running, volume)
-	}
-}
-
-func (f *imageFetches) forgetRunning(volume string, r *imageFetch) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.running[volume] == r {
-		delete(f.running, volume)
-	}
-}
-
-// wait waits for all fetches to end, for Close, which has ended their waiters.
-func (f *imageFetches) wait() { f.done.Wait() }
-
-func (f *imageFetches) known(volume string) (base, bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	b, ok := f.bases[volume]
-	return b, ok
-}
-
-func (f *imageFetches) remember(b base) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.bases == nil {
-		f.bases = map[string]base{}
-	}
-	f.bases[b.volume] = b
-}
-
-func (f *imageFetches) forget(volume string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.bases, volume)
+// opener opens images as the configuration says.
+func (p *Provider) opener() diskimage.Opener {
+	return diskimage.Opener{Client: p.cfg.HTTPClient, Stall: time.Duration(p.cfg.Timeouts.Stall)}
 }

@@ -1,17 +1,25 @@
 package kvm_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/sha512"
 	"encoding/hex"
+	"errors"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/digitalocean/go-libvirt"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -76,11 +84,11 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 	r := newRig(t)
 	release := make(chan struct{})
 	r.image.serve(func(w http.ResponseWriter, req *http.Request) {
-		_, _ = w.Write(blankImage[:1000])
+		_, _ = w.Write(blankImage[:2000])
 		w.(http.Flusher).Flush()
 		select {
 		case <-release:
-			_, _ = w.Write(blankImage[1000:])
+			_, _ = w.Write(blankImage[2000:])
 		case <-req.Context().Done():
 		}
 	})
@@ -105,11 +113,11 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 
 func TestFetchEndsWithoutCallers(t *testing.T) {
 	r := newRig(t, func(c *kvm.Config) {
-		c.Timeouts.Stall, c.Timeouts.ImageTakeover = provider.Duration(5*time.Second), provider.Duration(6*time.Second)
+		patient(c)
 	})
 	var gone atomic.Bool
 	r.image.serve(func(w http.ResponseWriter, req *http.Request) {
-		_, _ = w.Write(blankImage[:1000])
+		_, _ = w.Write(blankImage[:2000])
 		w.(http.Flusher).Flush()
 		<-req.Context().Done()
 		gone.Store(true)
@@ -142,7 +150,7 @@ func TestBadImages(t *testing.T) {
 			_, _ = w.Write([]byte("please log in"))
 		}, provider.ErrPermanent, "BadImage", "HTML"},
 		{"html by text", serveBytes([]byte("<!doctype html><title>login</title>")), provider.ErrPermanent, "BadImage", "HTML"},
-		{"raw for qcow2", serveBytes(make([]byte, 4096)), provider.ErrPermanent, "BadImage", "raw image and not qcow2"},
+		{"no disk", serveBytes(make([]byte, 4096)), provider.ErrPermanent, "BadImage", "neither"},
 		{"a backing file", serveBytes(withBacking), provider.ErrPermanent, "BadImage", "backing file"},
 		{"empty", serveBytes(nil), provider.ErrPermanent, "BadImage", "empty"},
 		{"cut", func(w http.ResponseWriter, _ *http.Request) {
@@ -153,7 +161,7 @@ func TestBadImages(t *testing.T) {
 			_, _ = w.Write(blankImage[:9000])
 			w.(http.Flusher).Flush()
 			<-req.Context().Done()
-		}, provider.ErrTransient, "NoAnswer", "stalled"},
+		}, provider.ErrTransient, "DownloadFailed", "stalled"},
 		{"no answer", func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() }, provider.ErrTransient, "DownloadFailed", "stalled"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -199,10 +207,10 @@ func TestOtherProcessFetches(t *testing.T) {
 	other := r.again(t)
 	step := make(chan struct{})
 	r.image.serve(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(blankImage[:1000])
+		_, _ = w.Write(blankImage[:2000])
 		w.(http.Flusher).Flush()
 		<-step
-		_, _ = w.Write(blankImage[1000:])
+		_, _ = w.Write(blankImage[2000:])
 	})
 	errs := make(chan error, 2)
 	create := func(p *kvm.Provider, uid string) {
@@ -298,4 +306,333 @@ func TestDiskIsNotSmallerThanItsImage(t *testing.T) {
 		mustCreate(t, r, r.Provider, request("u1"))
 		assert.Equal(t, c.want, r.host().Capacity("default", provider.Name("u1")+".qcow2"))
 	}
+}
+
+// TestImageForms fetches what is packed, and what is on this machine.
+func TestImageForms(t *testing.T) {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, _ = w.Write(bigImage)
+	require.NoError(t, w.Close())
+	raw := randomBytes(2 * kvm.PacketSize)
+	raw[0], raw[510], raw[511] = 0, 0x55, 0xaa
+	dir := t.TempDir()
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+		return path
+	}
+	for what, c := range map[string]struct {
+		image  kvm.Image
+		want   []byte
+		format string
+	}{
+		"a path":             {kvm.Image{URL: write("a.qcow2", bigImage)}, bigImage, "qcow2"},
+		"a file URL, packed": {kvm.Image{URL: "file://" + write("a.img.gz", packed.Bytes()), SHA256: digestOf(packed.Bytes())}, bigImage, "qcow2"},
+		"raw":                {kvm.Image{URL: write("a.img", raw)}, raw, "raw"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, func(cfg *kvm.Config) { cfg.Images["debian"] = c.image })
+			mustCreate(t, r, r.Provider, request("u1"))
+			mustCreate(t, r, r.again(t), request("u2"))
+			bases := slices.DeleteFunc(r.host().Volumes("default"), func(v string) bool {
+				return !strings.HasPrefix(v, "base-debian-") || strings.HasSuffix(v, ".ok")
+			})
+			require.Len(t, bases, 1, "one fetch for two")
+			assert.True(t, strings.HasSuffix(bases[0], "."+c.format), bases[0])
+			assert.Equal(t, digestOf(c.want), digestOf(r.host().Content("default", bases[0])))
+		})
+	}
+}
+
+// TestPlacementNamesNoFile keeps whoever writes a placement from reading this
+// machine's files.
+func TestPlacementNamesNoFile(t *testing.T) {
+	r := newRig(t)
+	for _, image := range []string{"/etc/passwd", "file:///etc/passwd"} {
+		req := request("u1")
+		req.Placement.Image = image
+		_, err := r.Create(testContext(t), req)
+		require.ErrorIs(t, err, provider.ErrPermanent)
+		assert.True(t, provider.HasCode(err, "BadPlacement"), "%v", err)
+	}
+	assert.Empty(t, r.host().Volumes("default"))
+}
+
+// patient has nothing count as stalled on a busy machine.
+func patient(c *kvm.Config) {
+	c.Timeouts.Stall, c.Timeouts.ImageTakeover = provider.Duration(10*time.Second), provider.Duration(11*time.Second)
+}
+
+// TestSegments puts together what several connections send.
+func TestSegments(t *testing.T) {
+	image := append(fakelibvirt.BlankQCOW2(1<<30), randomBytes(4*kvm.SegmentSize+777)...)
+	for _, lanes := range []int{2, 5} {
+		var told atomic.Int64
+		r := newRig(t, func(cfg *kvm.Config) {
+			cfg.Images["debian"] = kvm.Image{URL: cfg.Images["debian"].URL, SHA256: digestOf(image)}
+			cfg.Progress = func(p kvm.ImageProgress) { told.Store(p.Bytes) }
+			patient(cfg)
+		})
+		r.image.serve(serveBytes(image))
+		kvm.UseLanes(r.Provider, "kvm1", lanes)
+		busy := atomic.Int32{}
+		r.host().Before = func(c fakelibvirt.Call) error {
+			if c.RPC == "virStorageVolUpload" && busy.Add(1)%3 == 2 {
+				return fakelibvirt.Errorf(libvirt.ErrOperationInvalid, "volume '%s' is still in use.", c.Object)
+			}
+			return nil
+		}
+		mustCreate(t, r, r.Provider, request("u1"))
+		assert.Equal(t, digestOf(image), digestOf(r.host().Content("default", "base-debian-"+digestOf(image)[:16]+".qcow2")))
+		assert.EqualValues(t, len(image), told.Load())
+	}
+}
+
+// TestSegmentsFail leaves nothing of an image whose upload failed in one of its
+// parts.
+func TestSegmentsFail(t *testing.T) {
+	image := append(fakelibvirt.BlankQCOW2(1<<30), randomBytes(4*kvm.SegmentSize)...)
+	for what, c := range map[string]struct {
+		fail  error
+		class error
+	}{
+		"disk full": {fakelibvirt.Errorf(libvirt.ErrSystemError, "cannot write to stream: No space left on device"), provider.ErrQuotaExceeded},
+		"cut":       {fakelibvirt.ErrCut, provider.ErrTransient},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, func(cfg *kvm.Config) {
+				cfg.Images["debian"] = kvm.Image{URL: cfg.Images["debian"].URL, SHA256: digestOf(image)}
+				patient(cfg)
+			})
+			r.image.serve(serveBytes(image))
+			kvm.UseLanes(r.Provider, "kvm1", 3)
+			uploads := atomic.Int32{}
+			r.host().After = func(call fakelibvirt.Call) error {
+				if call.RPC == "virStorageVolUpload" && uploads.Add(1) == 3 {
+					return c.fail
+				}
+				return nil
+			}
+			_, err := r.Create(testContext(t), request("u1"))
+			require.ErrorIs(t, err, c.class)
+			assert.Empty(t, r.host().Volumes("default"))
+			mustCreate(t, r, r.Provider, request("u1"))
+		})
+	}
+}
+
+// TestLanes has more connections the farther the host is.
+func TestLanes(t *testing.T) {
+	assert.Equal(t, 1, kvm.LanesFor(0))
+	assert.Equal(t, 1, kvm.LanesFor(3*time.Millisecond))
+	assert.Equal(t, 2, kvm.LanesFor(10*time.Millisecond))
+	assert.Equal(t, 5, kvm.LanesFor(50*time.Millisecond))
+	assert.Equal(t, 5, kvm.LanesFor(time.Second))
+}
+
+// TestBackgroundFetch answers at once while the image is on its way.
+func TestBackgroundFetch(t *testing.T) {
+	r := newRig(t, func(c *kvm.Config) {
+		c.ImageFetch = "background"
+		patient(c)
+	})
+	release := make(chan struct{})
+	r.image.serve(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(blankImage)))
+		_, _ = w.Write(blankImage[:len(blankImage)/2])
+		w.(http.Flusher).Flush()
+		<-release
+		_, _ = w.Write(blankImage[len(blankImage)/2:])
+	})
+	ctx, leave := context.WithCancel(testContext(t))
+	_, err := r.Create(ctx, request("u1"))
+	leave() // which is none of the fetch's business
+	require.ErrorIs(t, err, provider.ErrTransient)
+	assert.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		_, err := r.Create(context.Background(), request("u1"))
+		assert.ErrorContains(t, err, "being fetched, 50 %")
+	}, 5*time.Second, 10*time.Millisecond)
+	assert.Empty(t, r.host().DomainNames())
+	close(release)
+	require.Eventually(t, func() bool {
+		_, err := r.Create(testContext(t), request("u1"))
+		return err == nil
+	}, 5*time.Second, 10*time.Millisecond)
+	requireWhole(t, r, request("u1"))
+	assert.EqualValues(t, 1, r.image.requests.Load())
+}
+
+// TestBackgroundFetchFails tells the failure once, and tries again.
+func TestBackgroundFetchFails(t *testing.T) {
+	r := newRig(t, func(c *kvm.Config) { c.ImageFetch = "background" })
+	r.image.serve(http.NotFound)
+	_, err := r.Create(testContext(t), request("u1"))
+	require.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
+	require.Eventually(t, func() bool {
+		_, err = r.Create(testContext(t), request("u1"))
+		return errors.Is(err, provider.ErrPermanent)
+	}, 5*time.Second, time.Millisecond)
+	require.ErrorContains(t, err, "404")
+	_, err = r.Create(testContext(t), request("u1"))
+	require.True(t, provider.HasCode(err, "FetchingImage"), "a new attempt: %v", err)
+}
+
+// TestBackgroundFetchEndsWithTheProvider leaves nothing running.
+func TestBackgroundFetchEndsWithTheProvider(t *testing.T) {
+	r := newRig(t, func(c *kvm.Config) {
+		c.ImageFetch = "background"
+		c.Timeouts.Stall, c.Timeouts.ImageTakeover = provider.Duration(time.Minute), provider.Duration(2*time.Minute)
+	})
+	asked := make(chan struct{}, 1)
+	r.image.serve(func(w http.ResponseWriter, req *http.Request) {
+		_, _ = w.Write(blankImage[:2000])
+		w.(http.Flusher).Flush()
+		asked <- struct{}{}
+		<-req.Context().Done()
+	})
+	_, err := r.Create(testContext(t), request("u1"))
+	require.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
+	<-asked
+	require.NoError(t, r.Close())
+}
+
+// sums is a server of an image and its checksums file.
+type sums struct {
+	image *imageServer
+	down  atomic.Bool
+	says  atomic.Pointer[string]
+	asked atomic.Int32
+}
+
+func newSums(t *testing.T, r *rig) *sums {
+	t.Helper()
+	s := &sums{image: r.image}
+	s.publish(blankImage)
+	return s
+}
+
+// publish serves another image with its checksum.
+func (s *sums) publish(content []byte) {
+	text := digestOf(content) + "  debian.qcow2\n"
+	s.says.Store(&text)
+	s.image.serve(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "SHA256SUMS") {
+			_, _ = w.Write(content)
+			return
+		}
+		s.asked.Add(1)
+		if s.down.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte(*s.says.Load()))
+	})
+}
+
+func newSumsRig(t *testing.T) (*rig, *sums) {
+	t.Helper()
+	r := newRig(t)
+	r.cfg.Images["debian"] = kvm.Image{URL: r.image.URL + "/debian.qcow2", Checksums: r.image.URL + "/SHA256SUMS"}
+	r.Provider = r.again(t)
+	return r, newSums(t, r)
+}
+
+func TestChecksumsFile(t *testing.T) {
+	r, s := newSumsRig(t)
+	mustCreate(t, r, r.Provider, request("u1"))
+	mustCreate(t, r, r.Provider, request("u2"))
+	assert.EqualValues(t, 1, s.asked.Load(), "it is read once")
+	first := "base-debian-" + digestOf(blankImage)[:16] + ".qcow2"
+	assert.Equal(t, blankImage, r.host().Content("default", first))
+
+	// Published anew: another process gets the new one beside the old one.
+	s.publish(bigImage)
+	mustCreate(t, r, r.again(t), request("u3"))
+	assert.Equal(t, digestOf(bigImage), digestOf(r.host().Content("default", "base-debian-"+digestOf(bigImage)[:16]+".qcow2")))
+	assert.Contains(t, r.host().Volumes("default"), first)
+
+	// Without the file, a host goes on with what it got last.
+	s.down.Store(true)
+	mustCreate(t, r, r.again(t), request("u4"))
+	disk, _ := r.host().Domain(provider.Name("u4"))
+	assert.NotEmpty(t, disk.XML.Name)
+	pins := slices.DeleteFunc(r.host().Volumes("default"), func(v string) bool { return !strings.HasSuffix(v, ".pin") })
+	require.Len(t, pins, 1)
+	assert.Contains(t, pins[0], digestOf(bigImage)[:16])
+}
+
+// TestChecksumsFileDown has nothing to go on with.
+func TestChecksumsFileDown(t *testing.T) {
+	r, s := newSumsRig(t)
+	s.down.Store(true)
+	_, err := r.Create(testContext(t), request("u1"))
+	require.ErrorIs(t, err, provider.ErrTransient)
+	require.ErrorContains(t, err, "503")
+	assert.Empty(t, r.host().Volumes("default"))
+	asked := s.asked.Load()
+	_, err = r.Create(testContext(t), request("u1"))
+	require.ErrorContains(t, err, "503")
+	assert.Equal(t, asked, s.asked.Load(), "it is left alone for a while")
+}
+
+// TestChecksumsFileIsOld heals when image and file belong together again.
+func TestChecksumsFileIsOld(t *testing.T) {
+	r, s := newSumsRig(t)
+	s.publish(bigImage)
+	old := digestOf(blankImage) + "  debian.qcow2\n"
+	s.says.Store(&old)
+	_, err := r.Create(testContext(t), request("u1"))
+	require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
+	require.NotErrorIs(t, err, provider.ErrPermanent)
+	assert.True(t, provider.HasCode(err, "DigestMismatch"))
+	assert.Empty(t, r.host().Volumes("default"))
+	s.publish(bigImage)
+	mustCreate(t, r, r.Provider, request("u1"))
+}
+
+// TestDiskFull is about space, and leaves nothing.
+func TestDiskFull(t *testing.T) {
+	r := newRig(t)
+	r.host().PoolBytes = 100_000
+	_, err := r.Create(testContext(t), request("u1"))
+	require.ErrorIs(t, err, provider.ErrQuotaExceeded)
+	require.ErrorContains(t, err, "No space left")
+	assert.Empty(t, r.host().Volumes("default"))
+	assert.Empty(t, r.host().DomainNames())
+}
+
+// TestTakenOverWhileUploading leaves the volume to whoever made it anew.
+func TestTakenOverWhileUploading(t *testing.T) {
+	r := newRig(t)
+	volume := "base-debian-" + digestOf(blankImage)[:16] + ".qcow2"
+	r.host().After = func(c fakelibvirt.Call) error {
+		if c.RPC == "virStorageVolUpload" && c.Object == volume {
+			r.host().After = nil
+			r.host().PutVolume("default", volume, []byte("another uploader's beginning"))
+		}
+		return nil
+	}
+	_, err := r.Create(testContext(t), request("u1"))
+	require.ErrorIs(t, err, provider.ErrTransient)
+	assert.True(t, provider.HasCode(err, "VolumeChanged"), "%v", err)
+	assert.Equal(t, []string{volume}, r.host().Volumes("default"))
+	assert.Equal(t, "another uploader's beginning", string(r.host().Content("default", volume)))
+}
+
+// TestNoSpaceForTheImage is told before anything is sent.
+func TestNoSpaceForTheImage(t *testing.T) {
+	r := newRig(t)
+	r.image.serve(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(900<<20))
+		_, _ = w.Write(blankImage)
+	})
+	r.host().PoolFree = 1 << 30 // of which 512 MiB stay free
+	_, err := r.Create(testContext(t), request("u1"))
+	require.ErrorIs(t, err, provider.ErrQuotaExceeded)
+	assert.True(t, provider.HasCode(err, "NoSpace"), "%v", err)
+	assert.ErrorContains(t, err, "1024 MiB free of")
+	assert.NotContains(t, r.host().Calls(), "virStorageVolUpload")
+	assert.Empty(t, r.host().Volumes("default"))
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/egressfleet/egress/internal/fakelibvirt"
 	"github.com/egressfleet/egress/kvm"
 )
 
@@ -99,47 +98,6 @@ func FuzzMetadata(f *testing.F) {
 		assert.WithinDuration(t, r.Created, got.Created, 0)
 		got.Created, r.Created = time.Time{}, time.Time{}
 		assert.Equal(t, r, got)
-	})
-}
-
-func TestSniff(t *testing.T) {
-	good := fakelibvirt.BlankQCOW2(5 << 30)
-	format, size, err := kvm.Sniff(good)
-	require.NoError(t, err)
-	assert.Equal(t, "qcow2", format)
-	assert.EqualValues(t, 5<<30, size)
-	for what, c := range map[string]struct {
-		change func([]byte) []byte
-		says   string
-	}{
-		"backing file":  {func(b []byte) []byte { b[15] = 1; return b }, "backing file"},
-		"external data": {func(b []byte) []byte { b[79] |= 4; return b }, "another file"},
-		"encrypted":     {func(b []byte) []byte { b[35] = 1; return b }, "encrypted"},
-		"version 9":     {func(b []byte) []byte { b[7] = 9; return b }, "version 9"},
-		"no size":       {func(b []byte) []byte { copy(b[24:32], make([]byte, 8)); return b }, "0 bytes"},
-		"cut":           {func(b []byte) []byte { return b[:50] }, "cut off"},
-		"cut v3":        {func(b []byte) []byte { return b[:80] }, "cut off"},
-		"html":          {func([]byte) []byte { return []byte("\n <!DOCTYPE html><html>") }, "HTML"},
-		"xz":            {func([]byte) []byte { return []byte("\xfd7zXZ\x00....") }, "xz"},
-		"gzip":          {func([]byte) []byte { return []byte("\x1f\x8b....") }, "gzip"},
-	} {
-		_, _, err := kvm.Sniff(c.change(append([]byte{}, good[:512]...)))
-		assert.ErrorContains(t, err, c.says, what)
-	}
-	format, _, err = kvm.Sniff(make([]byte, 512))
-	require.NoError(t, err)
-	assert.Equal(t, "raw", format)
-}
-
-func FuzzSniff(f *testing.F) {
-	f.Add(fakelibvirt.BlankQCOW2(1 << 30)[:512])
-	f.Add([]byte("QFI\xfb\x00\x00\x00\x02"))
-	f.Add([]byte("<html>"))
-	f.Fuzz(func(t *testing.T, head []byte) {
-		format, size, err := kvm.Sniff(head)
-		if err == nil && format == "qcow2" {
-			assert.NotZero(t, size)
-		}
 	})
 }
 

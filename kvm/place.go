@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 
+	"github.com/egressfleet/egress/internal/diskimage"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -41,6 +41,10 @@ func (p *Provider) place(pl provider.Placement) (out place, err error) {
 
 func (p *Provider) image(name string) (imageSource, error) {
 	if strings.Contains(name, "://") {
+		// A file would be one of this machine, which the caller may not even see.
+		if !diskimage.IsRemote(name) {
+			return imageSource{}, permanent(codeBadPlacement, "image: must be a key of the configuration, or an http or https URL")
+		}
 		image := Image{URL: name}
 		if err := image.validate(); err != nil {
 			return imageSource{}, permanent(codeBadPlacement, "image: %w", err)
@@ -78,22 +82,30 @@ func pick[V any](field, name string, from map[string]V) (V, error) {
 // hasDigest tells whether the volume's name determines its content.
 func (i imageSource) hasDigest() bool { return i.SHA256+i.SHA512 != "" }
 
-// volume is the name of the image's volume: its key and what identifies its
-// content, which is the digest, or the URL where there is none.
-func (i imageSource) volume() string {
+// identity is the name of the image's volume without its format: the key, and
+// what identifies the content, which is the digest, or the URL where there is
+// none.
+func (i imageSource) identity() string {
 	id := i.SHA256 + i.SHA512 // with both, the beginning is that of SHA256
 	if id == "" {
 		sum := sha256.Sum256([]byte(i.URL))
 		id = "url" + hex.EncodeToString(sum[:])
 	}
-	return "base-" + i.key + "-" + id[:16] + "." + i.Format
+	return "base-" + i.key + "-" + id[:16]
 }
 
-// shownURL is the URL for logs and errors, without what may be a secret.
-func (i imageSource) shownURL() string {
-	u, err := url.Parse(i.URL)
-	if err != nil {
-		return ""
+// volume is the name of the image's volume.
+func (i imageSource) volume(format string) string { return i.identity() + "." + format }
+
+// formats are those that the image may turn out to have.
+func (i imageSource) formats() []string {
+	if i.Format != "" {
+		return []string{i.Format}
 	}
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+	return []string{diskimage.FormatQCOW2, diskimage.FormatRaw}
+}
+
+// source is what there is to fetch.
+func (i imageSource) source() diskimage.Source {
+	return diskimage.Source{URL: i.URL, SHA256: i.SHA256, SHA512: i.SHA512, Format: i.Format}
 }

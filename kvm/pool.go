@@ -34,12 +34,16 @@ type connector func(ctx context.Context, lost func(error)) (api libvirtAPI, clos
 type hostConn struct {
 	name      string
 	transport transport
-	connect   connector
+	connect   connector // for calls
+	stream    connector // for volumes' content
 	timeouts  Timeouts
 	log       logr.Logger // has provider and host
 	trace     *Trace
 	lifetime  context.Context
 	backoff   backoff
+
+	// lanes is over how many connections an image is sent.
+	lanes func(roundTrip time.Duration) int
 
 	control, agent lane
 	// running are the goroutines to wait for at the end.
@@ -54,7 +58,7 @@ type lane struct {
 
 func newHostConn(lifetime context.Context, name string, t transport, timeouts Timeouts, trace *Trace, log logr.Logger) *hostConn {
 	h := &hostConn{name: name, transport: t, timeouts: timeouts, trace: trace, log: log, lifetime: lifetime}
-	h.connect = h.dialLibvirt
+	h.connect, h.stream, h.lanes = h.dialLibvirt, h.dialStream, lanesFor
 	h.initLane(&h.control, purposeControl)
 	h.initLane(&h.agent, purposeAgent)
 	return h
@@ -82,7 +86,7 @@ func (h *hostConn) open(ctx context.Context, purpose string) (*session, error) {
 	}
 	end := h.trace.dial(ctx, DialInfo{Host: h.name, Address: h.transport.address(), Purpose: purpose})
 	start := time.Now()
-	s, err := h.newSession(ctx)
+	s, err := h.newSession(ctx, purpose)
 	end(err)
 	if err == nil || isDialFailure(ctx, err) {
 		h.backoff.note(time.Now(), stamp, time.Since(start), err)
@@ -95,9 +99,13 @@ func (h *hostConn) open(ctx context.Context, purpose string) (*session, error) {
 	return s, nil
 }
 
-func (h *hostConn) newSession(ctx context.Context) (*session, error) {
+func (h *hostConn) newSession(ctx context.Context, purpose string) (*session, error) {
 	s := &session{slots: make(chan struct{}, maxInFlight), lost: make(chan struct{}), log: h.log}
-	api, closeConn, err := h.connect(ctx, func(err error) { s.drop("connection lost", err) })
+	connect := h.connect
+	if purpose == purposeUpload {
+		connect = h.stream
+	}
+	api, closeConn, err := connect(ctx, func(err error) { s.drop("connection lost", err) })
 	if err != nil {
 		return nil, err
 	}
@@ -139,22 +147,34 @@ func (h *hostConn) dialLibvirt(ctx context.Context, lost func(error)) (libvirtAP
 	if err != nil {
 		return nil, nil, err
 	}
-	// Closing an SSH channel writes to its peer, which may no longer read.
-	closeConn := sync.OnceFunc(func() { h.running.Go(func() { _ = conn.Close() }) })
+	closeConn := h.closer(conn)
 	lv := libvirt.NewWithDialer(dialers.NewAlreadyConnected(&onceClosed{Conn: &frameConn{Conn: conn, lost: lost}, close: closeConn}))
+	err = h.introduce(ctx, closeConn, func() error { return lv.ConnectToURI(libvirt.QEMUSystem) })
+	return lv, closeConn, err
+}
+
+// closer closes a connection without waiting: closing an SSH channel writes to
+// its peer, which may no longer read.
+func (h *hostConn) closer(conn net.Conn) func() {
+	return sync.OnceFunc(func() { h.running.Go(func() { _ = conn.Close() }) })
+}
+
+// introduce runs the first exchange on a connection, which it closes on an
+// error.
+func (h *hostConn) introduce(ctx context.Context, closeConn func(), exchange func() error) error {
 	done := make(chan error, 1)
-	h.running.Go(func() { done <- lv.ConnectToURI(libvirt.QEMUSystem) })
+	h.running.Go(func() { done <- exchange() })
 	select {
-	case err = <-done:
+	case err := <-done:
+		if err != nil {
+			closeConn()
+			err = openingError(err)
+		}
+		return err
 	case <-ctx.Done():
 		closeConn()
-		return nil, nil, transient(codeNoAnswer, "libvirtd does not answer: %w", ctx.Err())
+		return transient(codeNoAnswer, "libvirtd does not answer: %w", ctx.Err())
 	}
-	if err != nil {
-		closeConn()
-		return nil, nil, openingError(err)
-	}
-	return lv, closeConn, nil
 }
 
 // onceClosed keeps go-libvirt from closing a connection a second time, or from

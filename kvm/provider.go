@@ -29,6 +29,8 @@ type Provider struct {
 	// jumps are the SSH servers that hosts are reached through.
 	jumps []*sshHop
 	names nameLocks
+	// checksums are what checksums files said.
+	checksums checksumCache
 	// ownHTTP fetches the images unless the configuration has its own.
 	ownHTTP *http.Client
 

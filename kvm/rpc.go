@@ -34,6 +34,9 @@ type libvirtAPI interface {
 	NetworkIsActive(network libvirt.Network) (int32, error)
 
 	StoragePoolLookupByName(name string) (libvirt.StoragePool, error)
+	StoragePoolLookupByTargetPath(path string) (libvirt.StoragePool, error)
+	StoragePoolCreateXML(xml string, flags libvirt.StoragePoolCreateFlags) (libvirt.StoragePool, error)
+	StoragePoolDestroy(pool libvirt.StoragePool) error
 	StoragePoolGetXMLDesc(pool libvirt.StoragePool, flags libvirt.StorageXMLFlags) (string, error)
 	StoragePoolGetInfo(pool libvirt.StoragePool) (state uint8, capacity, allocation, available uint64, err error)
 	StoragePoolRefresh(pool libvirt.StoragePool, flags uint32) error
@@ -42,6 +45,9 @@ type libvirtAPI interface {
 	StorageVolGetInfoFlags(vol libvirt.StorageVol, flags uint32) (typ int8, capacity, allocation uint64, err error)
 	StorageVolCreateXML(pool libvirt.StoragePool, xml string, flags libvirt.StorageVolCreateFlags) (libvirt.StorageVol, error)
 	StorageVolDelete(vol libvirt.StorageVol, flags libvirt.StorageVolDeleteFlags) error
+	StoragePoolListAllVolumes(pool libvirt.StoragePool, needResults int32, flags uint32) ([]libvirt.StorageVol, uint32, error)
+	StorageVolGetXMLDesc(vol libvirt.StorageVol, flags uint32) (string, error)
+	StorageVolDownload(vol libvirt.StorageVol, stream io.Writer, offset, length uint64, flags libvirt.StorageVolDownloadFlags) error
 	StorageVolUpload(vol libvirt.StorageVol, stream io.Reader, offset, length uint64, flags libvirt.StorageVolUploadFlags) error
 }
 

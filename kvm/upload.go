@@ -10,24 +10,23 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
+
+	"github.com/egressfleet/egress/internal/virtstream"
 )
 
-// packetSize is the size of the packets of an upload. go-libvirt sends what one
-// Read returns; its own 4 MiB are slow and hold up everybody else on the way.
-const packetSize = 512 << 10
+// packetSize is the size of the packets of an upload.
+const packetSize = virtstream.PacketSize
 
 // packetsAhead is how many packets are read ahead of the sender.
 const packetsAhead = 4
 
-// packets reads a source in packets, ahead of the sender. Its Read, which
-// go-libvirt may still be in when an upload has failed, ends with Close.
+// packets reads a source in packets, ahead of the sender. Its Read, which the
+// sender may still be in when an upload has failed, ends with Close.
 type packets struct {
 	full   chan []byte
 	empty  chan []byte
 	closed chan struct{}
 	once   sync.Once
-	// sent tells of each packet that the sender took; may be nil.
-	sent func(n int)
 
 	// err is why the source ended; valid once full is closed.
 	err     error
@@ -38,8 +37,8 @@ type packets struct {
 
 // newPackets starts to read the source, in packets of that size. The goroutine
 // ends at the source's end, or at Close once a Read of the source returned.
-func newPackets(source io.Reader, size int, spawn func(func()), sent func(n int)) *packets {
-	p := &packets{full: make(chan []byte, packetsAhead), empty: make(chan []byte, packetsAhead), closed: make(chan struct{}), sent: sent}
+func newPackets(source io.Reader, size int, spawn func(func())) *packets {
+	p := &packets{full: make(chan []byte, packetsAhead), empty: make(chan []byte, packetsAhead), closed: make(chan struct{})}
 	for range packetsAhead {
 		p.empty <- make([]byte, size)
 	}
@@ -91,9 +90,6 @@ func (p *packets) Read(b []byte) (int, error) {
 	n := copy(b, p.current)
 	p.current = p.current[n:]
 	p.count.Add(int64(n))
-	if p.sent != nil {
-		p.sent(n)
-	}
 	return n, nil
 }
 
@@ -126,74 +122,90 @@ func packetFor(length uint64) int {
 }
 
 // upload streams the source into the volume over a connection of its own, and
-// returns how many bytes it sent. It gives up when nothing moved for the stall
-// time. The source may still be read for a moment after an error.
-func (h *hostConn) upload(ctx context.Context, vol libvirt.StorageVol, source io.Reader, length uint64, sent func(n int)) (int64, error) {
+// returns how many bytes it sent. It gives up when libvirtd took nothing for
+// the stall time. The source may still be read for a moment after an error.
+func (h *hostConn) upload(ctx context.Context, vol libvirt.StorageVol, source io.Reader, length uint64) (int64, error) {
 	s, err := h.openUpload(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer s.drop("", nil)
+	return h.uploadStream(ctx, s, vol, source, length, nil)
+}
+
+// download writes a part of the volume to w, over a connection of its own.
+func (h *hostConn) download(ctx context.Context, vol libvirt.StorageVol, w io.Writer, offset, length uint64) error {
+	s, err := h.openUpload(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.drop("", nil)
+	c := s.only(h)
+	c.timeout = time.Duration(h.timeouts.Call)
+	return c.downloadVolume(ctx, vol, w, offset, length)
+}
+
+// uploadStream is upload over that connection. sent, if not nil, is called
+// after each packet.
+func (h *hostConn) uploadStream(ctx context.Context, s *session, vol libvirt.StorageVol, source io.Reader, length uint64, sent func()) (int64, error) {
+	p := newPackets(source, packetFor(length), h.running.Go)
+	defer p.Close()
+	err := h.send(ctx, s, vol, p, 0, length, sent)
+	return p.count.Load(), err
+}
+
+// send uploads what r has from an offset of the volume on, a packet for each
+// Read.
+func (h *hostConn) send(ctx context.Context, s *session, vol libvirt.StorageVol, r io.Reader, offset, length uint64, sent func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stall := newStall(time.Duration(h.timeouts.Stall), cancel)
-	defer stall.stop()
-	// libvirtd need not answer an upload that its source ended early.
-	tracked := &trackedReader{r: source, failed: func(err error) { cancel(err) }}
-	p := newPackets(tracked, packetFor(length), h.running.Go, func(n int) {
-		stall.moved()
-		if sent != nil {
-			sent(n)
-		}
+	after := time.Duration(h.timeouts.Stall)
+	stall := time.AfterFunc(after, func() {
+		cancel(fmt.Errorf("%w: libvirtd took nothing for %s", errStalled, after))
 	})
-	defer p.Close()
-	err = s.only(h).uploadVolume(ctx, vol, p, length)
-	switch cause := context.Cause(ctx); {
+	defer stall.Stop()
+	source := &paced{r: r, stall: stall, after: after, sent: sent}
+	err := s.only(h).uploadVolume(ctx, vol, source, offset, length)
+	switch {
 	case err == nil:
-		return p.count.Load(), nil
-	case tracked.failure() != nil:
-		return 0, tracked.failure()
-	case errors.Is(cause, errStalled):
-		return 0, transient(codeNoAnswer, "%w", cause)
+		return nil
+	case source.failure() != nil:
+		return source.failure()
+	case errors.Is(context.Cause(ctx), errStalled):
+		return transient(codeNoAnswer, "%w", context.Cause(ctx))
 	}
-	return 0, err
+	return err
 }
 
 var errStalled = errors.New("the upload stalled")
 
-// stall cancels when nothing moved for a while.
-type stall struct {
-	timer *time.Timer
+// paced stops the stall's clock while its reader is at work, whose slowness is
+// not that of libvirtd, and remembers why it failed.
+type paced struct {
+	r     io.Reader
+	stall *time.Timer
 	after time.Duration
+	sent  func()
+	begun bool
+	err   atomic.Pointer[error]
 }
 
-func newStall(after time.Duration, cancel context.CancelCauseFunc) *stall {
-	return &stall{after: after, timer: time.AfterFunc(after, func() {
-		cancel(fmt.Errorf("%w: nothing moved for %s", errStalled, after))
-	})}
-}
-
-func (s *stall) moved() { s.timer.Reset(s.after) }
-func (s *stall) stop()  { s.timer.Stop() }
-
-// trackedReader remembers why its reader failed, and tells it.
-type trackedReader struct {
-	r      io.Reader
-	failed func(error)
-	err    atomic.Pointer[error]
-}
-
-func (t *trackedReader) Read(p []byte) (int, error) {
-	n, err := t.r.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		t.err.Store(&err)
-		t.failed(err)
+func (p *paced) Read(b []byte) (int, error) {
+	p.stall.Stop()
+	if p.begun && p.sent != nil {
+		p.sent()
 	}
+	p.begun = true
+	n, err := p.r.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) {
+		p.err.Store(&err)
+	}
+	p.stall.Reset(p.after)
 	return n, err
 }
 
-func (t *trackedReader) failure() error {
-	if err := t.err.Load(); err != nil {
+func (p *paced) failure() error {
+	if err := p.err.Load(); err != nil {
 		return *err
 	}
 	return nil

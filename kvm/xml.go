@@ -2,6 +2,8 @@ package kvm
 
 import (
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/egressfleet/egress/internal/diskimage"
 )
 
 // DomainSpec is everything that makes up a domain of ours. It is plain data, so
@@ -102,9 +104,9 @@ func (s DomainSpec) devices() *libvirtxml.DomainDeviceList {
 	return &libvirtxml.DomainDeviceList{
 		Emulator: s.Hypervisor.Emulator,
 		Disks: []libvirtxml.DomainDisk{
-			fileDisk(s.Disk, formatQCOW2, "vda", nil),
+			fileDisk(s.Disk, diskimage.FormatQCOW2, "vda", nil),
 			// A SATA CD-ROM would be invisible to Debian's cloud kernel.
-			fileDisk(s.Seed, formatRaw, "vdb", &libvirtxml.DomainDiskReadOnly{}),
+			fileDisk(s.Seed, diskimage.FormatRaw, "vdb", &libvirtxml.DomainDiskReadOnly{}),
 		},
 		Interfaces: []libvirtxml.DomainInterface{s.card()},
 		Serials: []libvirtxml.DomainSerial{{
@@ -194,7 +196,7 @@ func (s OverlaySpec) Volume() *libvirtxml.StorageVolume {
 		Name:       s.Name,
 		Allocation: bytesOf(0),
 		Capacity:   bytesOf(s.CapacityBytes),
-		Target:     &libvirtxml.StorageVolumeTarget{Format: formatOf(formatQCOW2)},
+		Target:     &libvirtxml.StorageVolumeTarget{Format: formatOf(diskimage.FormatQCOW2)},
 		BackingStore: &libvirtxml.StorageVolumeBackingStore{
 			Path: s.Base, Format: formatOf(s.BaseFormat),
 		},
@@ -207,7 +209,7 @@ func rawVolume(name string, capacity uint64) *libvirtxml.StorageVolume {
 		Name:       name,
 		Allocation: bytesOf(0),
 		Capacity:   bytesOf(capacity),
-		Target:     &libvirtxml.StorageVolumeTarget{Format: formatOf(formatRaw)},
+		Target:     &libvirtxml.StorageVolumeTarget{Format: formatOf(diskimage.FormatRaw)},
 	}
 }
 

@@ -31,7 +31,10 @@ type rule struct {
 
 var (
 	sshModules        = []string{"github.com/skeema/knownhosts", "golang.org/x/crypto", "golang.org/x/sys"}
-	kvmModules        = append([]string{"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "libvirt.org/go/libvirtxml"}, sshModules...)
+	kvmModules        = append([]string{
+		"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "github.com/klauspost/compress", "github.com/ulikunitz/xz",
+		"libvirt.org/go/libvirtxml",
+	}, sshModules...)
 	prometheusModules = []string{
 		"github.com/beorn7/perks", "github.com/cespare/xxhash/v2", "github.com/munnerz/goautoneg", "github.com/prometheus/client_golang",
 		"github.com/prometheus/client_model", "github.com/prometheus/common", "github.com/prometheus/procfs", "golang.org/x/sys", "google.golang.org/protobuf",
@@ -57,7 +60,7 @@ var rules = map[string]rule{
 	"health/healthmetrics":     {imports: []string{"endpoint", "health"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet/fleetmetrics":       {imports: []string{"endpoint", "fleet"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
-	"kvm":                      {imports: []string{"cloudinit", "internal/check", "provider"}, modules: kvmModules},
+	"kvm":                      {imports: []string{"cloudinit", "internal/check", "internal/diskimage", "internal/virtstream", "provider"}, modules: kvmModules},
 }
 
 // pkg is what go list tells.

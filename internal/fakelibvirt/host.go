@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/digitalocean/go-libvirt"
 	"libvirt.org/go/libvirtxml"
@@ -68,6 +69,7 @@ type Host struct {
 	mu      sync.Mutex
 	domains map[string]*Domain
 	pools   map[string]*pool
+	files   map[string][]byte // outside of pools, by path
 	calls   []string
 	nextID  int32
 	// addresses by MAC and source.
@@ -102,7 +104,9 @@ type pool struct {
 	uuid    libvirt.UUID
 	target  string
 	stopped bool
-	volumes map[string]*volume
+	// transient pools are gone when they are stopped.
+	transient bool
+	volumes   map[string]*volume
 }
 
 type volume struct {
@@ -110,6 +114,7 @@ type volume struct {
 	capacity uint64
 	format   string
 	backing  string
+	changed  time.Time
 }
 
 // New returns a host with the active pool "default".
@@ -203,7 +208,32 @@ func (h *Host) Capacity(poolName, name string) uint64 {
 func (h *Host) PutVolume(poolName, name string, content []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.pools[poolName].volumes[name] = &volume{content: bytes.Clone(content), capacity: uint64(len(content)), format: "raw"}
+	h.pools[poolName].volumes[name] = &volume{content: bytes.Clone(content), capacity: uint64(len(content)), format: "raw", changed: time.Now()}
+}
+
+// PutFile puts a file on the host, outside of its pools.
+func (h *Host) PutFile(path string, content []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.files == nil {
+		h.files = map[string][]byte{}
+	}
+	h.files[path] = bytes.Clone(content)
+}
+
+// Pools returns the names of the pools, sorted.
+func (h *Host) Pools() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return sortedKeys(h.pools)
+}
+
+// Age makes a volume's last change so much older.
+func (h *Host) Age(poolName, name string, by time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.pools[poolName].volumes[name]
+	v.changed = v.changed.Add(-by)
 }
 
 // RemoveVolume removes a volume behind everybody's back.

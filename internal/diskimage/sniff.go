@@ -1,4 +1,4 @@
-package kvm
+package diskimage
 
 import (
 	"bytes"
@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// sniffLength is how much of an image's beginning tells what it is.
-const sniffLength = 512
+// sniffLength is how much of an image's beginning tells what it is: two sectors.
+const sniffLength = 1024
 
 var (
 	qcow2Magic = []byte("QFI\xfb")
@@ -18,10 +18,8 @@ var (
 		magic []byte
 		what  string
 	}{
-		{[]byte("\x1f\x8b"), "compressed with gzip: give the URL of the unpacked image"},
-		{[]byte("\xfd7zXZ\x00"), "compressed with xz: give the URL of the unpacked image"},
-		{[]byte("\x28\xb5\x2f\xfd"), "compressed with zstd: give the URL of the unpacked image"},
-		{[]byte("BZh"), "compressed with bzip2: give the URL of the unpacked image"},
+		{[]byte("BZh"), "packed with bzip2: give the URL of one that is packed with xz, gzip or zstd, or not at all"},
+		{[]byte("PK\x03\x04"), "in a zip archive: give the URL of the image itself"},
 		{[]byte("KDMV"), "a VMDK image: convert it with qemu-img"},
 		{[]byte("vhdxfile"), "a VHDX image: convert it with qemu-img"},
 	}
@@ -36,22 +34,40 @@ type sniffed struct {
 }
 
 // sniff reads the beginning of an image and refuses what is none, and what
-// could name a file of the host.
-func sniff(head []byte) (sniffed, error) {
+// could name a file of the host. Raw images have no magic of their own: one that
+// nobody called raw must look like a disk.
+func sniff(head []byte, trusted bool) (sniffed, error) {
 	if bytes.HasPrefix(head, qcow2Magic) {
 		size, err := parseQCOW2(head)
-		return sniffed{format: formatQCOW2, virtualSize: size}, err
+		return sniffed{format: FormatQCOW2, virtualSize: size}, err
 	}
 	for _, f := range foreignMagics {
 		if bytes.HasPrefix(head, f.magic) {
 			return sniffed{}, fmt.Errorf("the image is %s", f.what)
 		}
 	}
-	if looksLikeHTML(head) {
-		return sniffed{}, errors.New("the URL gives an HTML page, not an image: open it in a browser to see what it wants")
+	switch {
+	case looksLikeHTML(head):
+		return sniffed{}, errHTML
+	case isTar(head):
+		return sniffed{}, errors.New("the image is in a tar archive: give the URL of the image itself")
+	case !trusted && !looksLikeDisk(head):
+		return sniffed{}, errors.New("this is neither a qcow2 image nor a bootable disk: correct the image's url, or set its format to raw")
 	}
-	return sniffed{format: formatRaw}, nil
+	return sniffed{format: FormatRaw}, nil
 }
+
+var errHTML = errors.New("the URL gives an HTML page, not an image: open it in a browser to see what it wants")
+
+// looksLikeDisk looks for a partition table: the signature of an MBR, which
+// GPT has too, in its first sector, or the header of a GPT in its second.
+func looksLikeDisk(head []byte) bool {
+	mbr := len(head) >= 512 && head[510] == 0x55 && head[511] == 0xaa
+	return mbr || len(head) >= 520 && string(head[512:520]) == "EFI PART"
+}
+
+// isTar looks for the magic of POSIX archives.
+func isTar(head []byte) bool { return len(head) >= 262 && string(head[257:262]) == "ustar" }
 
 func looksLikeHTML(head []byte) bool {
 	text := bytes.ToLower(bytes.TrimLeft(head, "\xef\xbb\xbf \t\r\n"))

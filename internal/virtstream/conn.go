@@ -1,0 +1,140 @@
+package virtstream
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/digitalocean/go-libvirt"
+)
+
+// The numbers of the protocol that are used here.
+const (
+	program = 0x20008086
+	version = 1
+
+	procConnectOpen  = 1
+	procAuthList     = 66
+	procAuthPolkit   = 70
+	procVolUpload    = 208
+	procVolDownload  = 209
+	authenticateNone = 0
+	authenticatePol  = 2
+
+	typeCall   = 0
+	typeReply  = 1
+	typeStream = 3
+
+	statusOK       = 0
+	statusError    = 1
+	statusContinue = 2
+)
+
+// PacketSize is how much of a volume one packet carries, in bytes. Much larger
+// ones are slower and hold up what shares the way.
+const PacketSize = 512 << 10
+
+// Conn is a connection to libvirt's daemon for streams. It is not safe for
+// concurrent use.
+type Conn struct {
+	conn      io.ReadWriter
+	serial    uint32
+	roundTrip time.Duration
+	// out is reused for every packet that is sent.
+	out []byte
+}
+
+// Open introduces the client on a new connection, as the user that the
+// connection's other end takes it for, and opens the hypervisor's URI. It does
+// not close conn on an error.
+func Open(conn io.ReadWriter, uri string) (*Conn, error) {
+	c := &Conn{conn: conn}
+	start := time.Now()
+	methods, err := c.call(procAuthList, nil)
+	c.roundTrip = time.Since(start)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.authenticate(methods); err != nil {
+		return nil, err
+	}
+	var args encoder
+	args.optional(uri)
+	args.uint32(0) // flags
+	_, err = c.call(procConnectOpen, args.buf)
+	return c, err
+}
+
+// RoundTrip is how long the daemon took to answer the first call.
+func (c *Conn) RoundTrip() time.Duration { return c.roundTrip }
+
+// authenticate uses the first of the daemon's methods that is known here.
+func (c *Conn) authenticate(methods []byte) error {
+	d := decoder{buf: methods}
+	for range d.uint32() {
+		switch d.uint32() {
+		case authenticateNone:
+			return d.err
+		case authenticatePol:
+			_, err := c.call(procAuthPolkit, nil)
+			return err
+		}
+	}
+	return errors.Join(d.err)
+}
+
+// call makes a call and returns the answer's payload.
+func (c *Conn) call(proc uint32, args []byte) ([]byte, error) {
+	if err := c.begin(proc, args); err != nil {
+		return nil, err
+	}
+	f, err := c.receive()
+	switch {
+	case err != nil:
+		return nil, err
+	case f.kind != typeReply:
+		return nil, fmt.Errorf("libvirt sent a packet of type %d in place of an answer", f.kind)
+	}
+	return f.payload, f.failure()
+}
+
+// begin sends a call with a serial number of its own.
+func (c *Conn) begin(proc uint32, args []byte) error {
+	c.serial++
+	return c.send(proc, typeCall, statusOK, args)
+}
+
+// send sends one packet of the current call.
+func (c *Conn) send(proc, kind, status uint32, payload []byte) error {
+	c.out = appendHeader(c.out[:0], header{proc: proc, kind: kind, serial: c.serial, status: status}, len(payload))
+	c.out = append(c.out, payload...)
+	_, err := c.conn.Write(c.out)
+	return err
+}
+
+// receive returns the next packet of the current call. Others are events, or
+// the rest of a call that ended early.
+func (c *Conn) receive() (frame, error) {
+	for {
+		f, err := readFrame(c.conn)
+		if err != nil || (f.serial == c.serial && (f.kind == typeReply || f.kind == typeStream)) {
+			return f, err
+		}
+	}
+}
+
+// failure is libvirt's error in a packet that carries one.
+func (f frame) failure() error {
+	if f.status != statusError {
+		return nil
+	}
+	d := decoder{buf: f.payload}
+	code := d.uint32()
+	d.uint32() // the part of libvirt that it comes from
+	message := d.optional()
+	if d.err != nil {
+		return fmt.Errorf("libvirt sent an error that cannot be read: %w", d.err)
+	}
+	return libvirt.Error{Code: code, Message: message}
+}
