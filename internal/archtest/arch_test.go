@@ -30,8 +30,8 @@ type rule struct {
 }
 
 var (
-	sshModules        = []string{"github.com/skeema/knownhosts", "golang.org/x/crypto", "golang.org/x/sys"}
-	kvmModules        = append([]string{
+	sshModules = []string{"github.com/skeema/knownhosts", "golang.org/x/crypto", "golang.org/x/sys"}
+	kvmModules = append([]string{
 		"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "github.com/klauspost/compress", "github.com/ulikunitz/xz",
 		"libvirt.org/go/libvirtxml",
 	}, sshModules...)
