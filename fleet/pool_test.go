@@ -130,5 +130,32 @@ func TestTheOldAreReplacedAFewAtATime(t *testing.T) {
 		}
 		assert.GreaterOrEqual(t, least, 8, "a fifth at a time")
 		assert.Equal(t, 10, w.count(fleet.Replacing), "each once")
+		limits := map[string]bool{}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, e := range w.events {
+			if e.Type == fleet.Replacing {
+				limits[e.Reason] = true
+			}
+		}
+		assert.Greater(t, len(limits), 5, "each has a limit of its own: %v", limits)
+	})
+}
+
+func TestAgeWaitsUntilAllAreHealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 5, local.HostConfig{})
+		w.cfg.MaxAge = time.Hour
+		w.cfg.UnhealthyTimeout = 10 * time.Hour
+		w.start()
+		w.ready(5)
+		time.Sleep(30 * time.Minute)
+		sick := w.f.Status()[0].EndpointID
+		w.setBad(sick, true)
+		time.Sleep(2 * time.Hour)
+		assert.Zero(t, w.count(fleet.Replacing))
+		w.setBad(sick, false)
+		time.Sleep(30 * time.Minute)
+		assert.Equal(t, 5, w.count(fleet.Replacing))
 	})
 }

@@ -889,3 +889,55 @@ func TestALeaseThatHasEndedKeepsItsIdentity(t *testing.T) {
 	assert.Equal(t, before, l.Grant())
 	assert.ErrorIs(t, l.Err(), lease.ErrReleased)
 }
+
+// Leases that were held together, on several endpoints behind one address, find
+// out about one ban.
+func TestABanThatManyFindOutCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a", "b", "c")
+		v := healthy(1)
+		v.EgressIP = netip.MustParseAddr("192.0.2.1")
+		var held []*lease.Lease
+		for _, id := range []string{"a", "b", "c"} {
+			require.NoError(t, m.SetVerdict(t.Context(), id, v))
+			held = append(held, acquire(t, m, "x.example"))
+		}
+		for _, l := range held {
+			require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+			time.Sleep(time.Second)
+		}
+		list, err := m.List(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, 5*time.Minute-3*time.Second, time.Until(list[0].CoolDomains["x.example"]))
+	})
+}
+
+func TestALeaseShowsTheEndpointAsItWasLent(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	l := acquire(t, m, "")
+	v := healthy(1)
+	v.EgressIP = netip.MustParseAddr("192.0.2.1")
+	require.NoError(t, m.SetVerdict(t.Context(), "a", v))
+	assert.False(t, l.Endpoint().EgressIP.IsValid())
+	list, err := m.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, v.EgressIP, list[0].Endpoint.EgressIP)
+}
+
+func TestALeaseOnAFormerGenerationExpiresToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		acquire(t, m, "")
+		changed := proxy(t, "a")
+		changed.Generation = 2
+		require.NoError(t, m.Put(t.Context(), changed))
+		held, err := m.Drain(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, 1, held)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		held, err = m.Drain(t.Context(), "a")
+		require.NoError(t, err)
+		assert.Zero(t, held)
+	})
+}

@@ -186,6 +186,36 @@ func TestPollingKeepsThePlaceInTheQueue(t *testing.T) {
 	})
 }
 
+func TestWaitsAreBoundedInLengthAndNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := lease.NewMemory(lease.MemoryConfig{})
+		require.NoError(t, err)
+		defer m.Close()
+		h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Anonymous: true, MaxWait: 5 * time.Second, MaxPending: 2})
+		require.NoError(t, err)
+		defer h.Close()
+		put(t, m, "a")
+		granted(t, h, "")
+		began := time.Now()
+		wait := func(id string) (int, string) {
+			status, _, body := answer(t, h, "POST", "/v1/leases?wait=10h", "", `{"holder":"x","requestId":"`+id+`"}`)
+			return status, body
+		}
+		for _, id := range []string{"first", "second"} {
+			go wait(id)
+		}
+		synctest.Wait()
+		status, body := wait("third")
+		assert.Equal(t, 503, status)
+		assert.Contains(t, body, `"unavailable"`)
+		assert.Zero(t, time.Since(began))
+		status, body = wait("second")
+		assert.Equal(t, 503, status)
+		assert.Contains(t, body, `"none_free"`)
+		assert.Equal(t, 5*time.Second, time.Since(began))
+	})
+}
+
 // The holder's clock counts from before its request was sent.
 func TestALeaseThatWasWaitedForHasItsWholeTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
