@@ -59,6 +59,10 @@ type Config struct {
 	// that have not answered since the start is not counted, and MaxSize may be
 	// exceeded by that.
 	AdoptTimeout time.Duration
+	// OrphanAge protects an instance of the tag that the record did not know: it
+	// does not end as one too many before it is that old, by its own creation time;
+	// 5 min if zero. Another fleet may be handing over, and still counts on it.
+	OrphanAge time.Duration
 	// CallTimeout bounds each call to the provider but Create, which may have to
 	// fetch an image; 1 min if zero.
 	CallTimeout time.Duration
@@ -104,6 +108,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"pollInterval", &c.PollInterval, 2 * time.Second},
 		{"listInterval", &c.ListInterval, time.Minute},
 		{"adoptTimeout", &c.AdoptTimeout, 0},
+		{"orphanAge", &c.OrphanAge, 5 * time.Minute},
 		{"callTimeout", &c.CallTimeout, time.Minute},
 		{"createTimeout", &c.CreateTimeout, 30 * time.Minute},
 		{"bootTimeout", &c.BootTimeout, provider.BootTimeout},

@@ -45,6 +45,19 @@
 // by all of the fleet. A provider that is a [provider.Placer] is asked for another
 // place, and the next instance, with a UID of its own, goes there.
 //
+// # Orphans
+//
+// What carries the tag and is not in the record, as a call of Create that landed
+// late or a former fleet leaves it, is found by a list by tag every
+// [Config.ListInterval] and adopted: it is counted, probed and leased, and what is
+// too many then ends like all that is too many. It does not before it is
+// [Config.OrphanAge] old, nor before a first look has told whether it is leased.
+//
+// A list may be partial. Nothing is made or ended before one was whole. Later, an
+// instance that a list leaves out is kept and counted, whatever the reason: only a
+// call of Get that says not found ends it. So a host that does not answer loses
+// nothing, and is not made up for elsewhere.
+//
 // # Restarts
 //
 // Its record is memory. A new fleet adopts by tag what the former one left, so

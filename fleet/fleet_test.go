@@ -613,11 +613,20 @@ func TestAnEndpointWithAnotherIDReplacesItsFormer(t *testing.T) {
 // partial is a provider one of whose hosts does not answer.
 type partial struct {
 	provider.Provider
+	mu     sync.Mutex
 	hidden int
+}
+
+func (p *partial) hide(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hidden = n
 }
 
 func (p *partial) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
 	all, err := p.Provider.ListByTag(ctx, tag)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err != nil || p.hidden == 0 {
 		return all, err
 	}
@@ -739,5 +748,100 @@ func TestALateVerdictIsNotThatOfTheNextGeneration(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, judged, w.f.Status()[0].Verdict)
 		assert.Equal(t, 1, w.count(fleet.Verdict), "nobody is told of what is no more")
+	})
+}
+
+// Another fleet may be handing over: what it has just made is not taken from it.
+func TestAnOrphanEndsOnlyWhenItIsOldEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		w.start()
+		w.ready(1)
+		_, err := w.p.Create(t.Context(), provider.CreateRequest{UID: "late-one", Tag: "test"})
+		require.NoError(t, err)
+		other, err := w.p.Create(t.Context(), provider.CreateRequest{UID: "of-another-tag", Tag: "other"})
+		require.NoError(t, err)
+		time.Sleep(4*time.Minute + 50*time.Second)
+		assert.Len(t, w.instances(), 2, "adopted and young")
+		assert.Equal(t, 1, w.count(fleet.Adopted))
+		time.Sleep(2 * time.Minute)
+		assert.Len(t, w.instances(), 1)
+		_, err = w.p.Get(t.Context(), other)
+		assert.NoError(t, err, "of another tag")
+	})
+}
+
+// An inventory that cannot tell what is leased still keeps what is: the first look
+// comes before the end.
+func TestAnOrphanIsLookedAtBeforeItEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		w.cfg.Inventory = struct{ lease.Inventory }{w.store}
+		w.start()
+		w.ready(1)
+		l, err := w.store.TryAcquire(t.Context(), lease.Request{Holder: "test", TTL: time.Hour})
+		require.NoError(t, err)
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, w.f.Close(t.Context(), fleet.Keep))
+		w.cfg.Size = 0
+		w.start()
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, l.Err())
+		require.Len(t, w.instances(), 1)
+		require.NoError(t, l.Release(t.Context()))
+		time.Sleep(time.Minute)
+		assert.Empty(t, w.instances())
+	})
+}
+
+// The timeout counts from when the instance could not be seen any more, not from
+// when it began to run.
+func TestTheBootTimeoutCountsFromEnteringTheState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, local.HostConfig{})
+		w.cfg.UnhealthyTimeout = 10 * time.Hour
+		w.start()
+		w.ready(1)
+		w.setBad("*", true)
+		time.Sleep(time.Hour)
+		w.host.OnCall(func(_ context.Context, op string) error {
+			if op == "Get" {
+				return errors.New("no route to host")
+			}
+			return nil
+		})
+		time.Sleep(14 * time.Minute)
+		assert.Zero(t, w.count(fleet.Replacing))
+		assert.Equal(t, provider.StateUnknown, w.f.Status()[0].State)
+		assert.Contains(t, w.f.Status()[0].Reason, "no answer")
+		time.Sleep(3 * time.Minute)
+		assert.Equal(t, 1, w.count(fleet.Replacing))
+	})
+}
+
+// A host that does not answer loses nothing, and nothing is made elsewhere instead.
+func TestAScopeThatDoesNotAnswerLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3, local.HostConfig{})
+		p := &partial{Provider: w.p}
+		w.cfg.Provider = p
+		w.start()
+		w.ready(3)
+		before := w.instances()
+		p.hide(3)
+		w.host.OnCall(func(_ context.Context, op string) error {
+			if op == "Get" || op == "Delete" {
+				return errors.New("no route to host")
+			}
+			return nil
+		})
+		time.Sleep(2 * time.Hour)
+		assert.Equal(t, 3, w.count(fleet.Creating))
+		w.host.OnCall(nil)
+		p.hide(0)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, before, w.instances())
+		assert.Zero(t, w.count(fleet.Replacing))
+		assert.Zero(t, w.count(fleet.Adopted))
 	})
 }

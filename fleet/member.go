@@ -34,8 +34,9 @@ type member struct {
 	generation uint64
 	verdict    endpoint.Verdict
 	wasHealthy bool
-	// unseen is an adopted one before its first look: it may be leased.
-	unseen bool
+	// adopted is one that a list by tag has shown; unseen before its first look: it
+	// may be leased.
+	adopted, unseen bool
 	// patient lets leases end in their own time, however long: it is surplus,
 	// not broken.
 	patient bool

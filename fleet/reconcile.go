@@ -73,18 +73,33 @@ func (f *Fleet) liveLocked(p *pool) (n int) {
 // the oldest first. Leases end in their own time.
 func (f *Fleet) shrinkLocked(now time.Time) {
 	for _, p := range append(slices.Clone(f.poolOrder), f.stray) {
-		surplus := f.liveLocked(p) - p.Size
+		surplus := f.liveLocked(p) - p.Size - f.youngOrphansLocked(p, now)
 		if surplus <= 0 || !f.leasedKnownLocked(now) {
 			continue
 		}
 		for _, m := range f.victimsLocked(p) {
-			if surplus > 0 && !m.busy && !m.unseen {
+			if surplus > 0 && !m.busy && !m.unseen && !f.youngOrphan(m, now) {
 				m.patient = true
 				f.replaceLocked(m, now, "more instances exist than are wanted")
 				surplus--
 			}
 		}
 	}
+}
+
+// youngOrphan tells whether it is too early to end an adopted member as one too many.
+func (f *Fleet) youngOrphan(m *member, now time.Time) bool {
+	return m.adopted && now.Sub(m.created) < f.cfg.OrphanAge
+}
+
+// youngOrphansLocked counts them. No other ends in their stead.
+func (f *Fleet) youngOrphansLocked(p *pool, now time.Time) (n int) {
+	for _, m := range f.members {
+		if m.pool == p && m.live() && f.youngOrphan(m, now) {
+			n++
+		}
+	}
+	return n
 }
 
 // victimsLocked are the live members of a pool, the first to go first.
@@ -352,7 +367,7 @@ func (f *Fleet) adoptLocked(in provider.Instance, listed time.Time) {
 	now := time.Now()
 	m := &member{
 		uid: in.UID, id: in.ID, created: cmp.Or(in.CreatedAt, listed),
-		req: provider.CreateRequest{UID: in.UID, Tag: in.Tag}, unseen: true, pool: f.pools[in.Metadata[poolKey]],
+		req: provider.CreateRequest{UID: in.UID, Tag: in.Tag}, adopted: true, unseen: true, pool: f.pools[in.Metadata[poolKey]],
 	}
 	if m.pool == nil {
 		m.pool = f.stray // of a pool that is no more: it ends with its leases

@@ -201,6 +201,28 @@ func TestFirstProbesAreSpread(t *testing.T) {
 	})
 }
 
+// Endpoints that were put in together do not stay together.
+func TestEachIntervalVaries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, s := start(t, func(c *health.EngineConfig) { c.IntervalJitterPercent = 20 })
+		require.NoError(t, e.Put(proxy(t, "a", 1)))
+		time.Sleep(time.Hour)
+		e.Close()
+		intervals := map[time.Duration]bool{}
+		least, most, at := time.Hour, time.Duration(0), s.at()
+		for i := range len(at) - 1 {
+			d := at[i+1] - at[i]
+			intervals[d] = true
+			least, most = min(least, d), max(most, d)
+		}
+		assert.Greater(t, len(intervals), 100)
+		assert.GreaterOrEqual(t, least, 12*time.Second)
+		assert.Less(t, least, 13*time.Second)
+		assert.LessOrEqual(t, most, 18*time.Second)
+		assert.Greater(t, most, 17*time.Second)
+	})
+}
+
 func TestProbesInFlightAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
