@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/cookiejar"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ type crawler struct {
 	results  chan result
 	holder   string
 	selector lease.Selector
+	jar      http.CookieJar // nil unless sticky
 	inFlight atomic.Int64
 	retries  atomic.Int64
 }
@@ -50,10 +52,14 @@ func newCrawler(o options, store lease.Store) *crawler {
 	if err != nil {
 		host = "crawler"
 	}
-	return &crawler{
+	c := &crawler{
 		opts: o, store: store, queue: newQueue(o.perDomain), results: make(chan result),
 		holder: fmt.Sprintf("%s/%d", host, os.Getpid()), selector: selector,
 	}
+	if o.sticky {
+		c.jar, _ = cookiejar.New(nil) // it never fails
+	}
+	return c
 }
 
 // start begins to fetch. The results are closed after the last one.
@@ -92,7 +98,7 @@ func (c *crawler) crawl(ctx context.Context, j job) result {
 		}
 		r = c.attempt(ctx, j)
 		r.Attempt = attempt
-		if r.Outcome == lease.OK || r.Outcome == lease.Canceled || ctx.Err() != nil {
+		if r.Outcome == lease.OK || ctx.Err() != nil {
 			break
 		}
 	}
@@ -106,18 +112,24 @@ func (c *crawler) attempt(ctx context.Context, j job) result {
 	r := result{URL: j.url}
 	wait, cancel := context.WithTimeout(ctx, c.opts.timeout)
 	defer cancel()
-	l, err := c.store.Acquire(wait, lease.Request{
+	req := lease.Request{
 		Holder: c.holder, Domain: j.domain, Selector: c.selector, TTL: c.opts.timeout + 15*time.Second,
-	})
+	}
+	if c.opts.sticky {
+		req.Session = j.domain
+	}
+	l, err := c.store.Acquire(wait, req)
 	if err != nil {
 		r.Outcome, r.Error = lease.Inconclusive, err.Error()
 		return r
 	}
 	defer l.Release(ctx)
+	work, stop := l.Keep(ctx, 0) // a server may grant less than an attempt may take
+	defer stop()
 	r.Proxy = l.Endpoint().ID
 
 	began := time.Now()
-	outcome := c.fetch(ctx, l, j, &r)
+	outcome := c.fetch(work, l, j, &r)
 	outcome.Latency = time.Since(began)
 	r.LatencyMS, r.Outcome = outcome.Latency.Milliseconds(), outcome.Kind
 	if err := l.Report(ctx, outcome); err != nil && r.Error == "" {
@@ -134,7 +146,9 @@ func (c *crawler) fetch(ctx context.Context, l *lease.Lease, j job, r *result) l
 		r.Error = err.Error()
 		return lease.Outcome{Kind: lease.Canceled}
 	}
-	resp, err := l.Client().Do(req)
+	client := *l.Client()
+	client.Jar = c.jar
+	resp, err := client.Do(req)
 	if err == nil {
 		r.Status = resp.StatusCode
 		r.Bytes, r.SHA256, err = digest(resp.Body)

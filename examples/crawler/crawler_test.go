@@ -233,3 +233,87 @@ func TestBadLinesAndLongFiles(t *testing.T) {
 	require.NoError(t, <-fed)
 	assert.Equal(t, map[lease.OutcomeKind]int{lease.OK: 1, outcomeInvalid: limit + 101}, outcomes)
 }
+
+// ours starts the demo's proxies for a test, and a crawler of theirs with a store of
+// its own settings.
+func ours(t *testing.T, cfg lease.MemoryConfig, flags ...string) (*crawler, *lease.Memory) {
+	t.Helper()
+	o, err := parseFlags(append([]string{"-demo", "-size", "3"}, flags...), io.Discard)
+	require.NoError(t, err)
+	src, err := openDemo(o)
+	require.NoError(t, err)
+	s, err := start(o, src, func(fleet.Event) {})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.end(fleet.Destroy)) })
+	require.NoError(t, s.fleet.WaitReady(t.Context(), 3))
+	cfg.Transport = src.transport
+	store, err := lease.NewMemory(cfg)
+	require.NoError(t, err)
+	t.Cleanup(store.Close)
+	for _, st := range s.fleet.Engine().Snapshot() {
+		require.NoError(t, store.Put(t.Context(), st.Endpoint))
+		require.NoError(t, store.SetVerdict(t.Context(), st.Endpoint.ID, st.Verdict))
+	}
+	return newCrawler(o, store), store
+}
+
+// crawlThese fetches the URLs and returns the results in no order.
+func crawlThese(t *testing.T, c *crawler, urls ...string) (all []result) {
+	t.Helper()
+	c.start(t.Context())
+	require.NoError(t, c.feed(t.Context(), strings.NewReader(strings.Join(urls, "\n"))))
+	for r := range c.results {
+		assert.Equal(t, lease.OK, r.Outcome, r)
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestStickyStaysWithOneProxyAndItsCookies(t *testing.T) {
+	pages := []string{"https://shop.test/1", "https://shop.test/1", "https://shop.test/1", "https://shop.test/1"}
+	c, _ := ours(t, lease.MemoryConfig{}, "-sticky")
+	proxies, bodies := map[string]int{}, map[string]int{}
+	for _, r := range crawlThese(t, c, pages...) {
+		proxies[r.Proxy]++
+		bodies[r.SHA256]++
+	}
+	assert.Len(t, proxies, 1)
+	assert.Len(t, bodies, 2, "welcomed once, and then known")
+
+	c, _ = ours(t, lease.MemoryConfig{})
+	proxies, bodies = map[string]int{}, map[string]int{}
+	for _, r := range crawlThese(t, c, pages...) {
+		proxies[r.Proxy]++
+		bodies[r.SHA256]++
+	}
+	assert.Len(t, proxies, 3)
+	assert.Len(t, bodies, 1)
+}
+
+// The server grants less than the page takes.
+func TestALeaseIsKeptWhileItsPageComes(t *testing.T) {
+	c, store := ours(t, lease.MemoryConfig{DefaultTTL: 400 * time.Millisecond, MaxTTL: 400 * time.Millisecond})
+	crawlThese(t, c, "https://slow.test/1")
+	stats, err := store.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Positive(t, stats.Renewed)
+}
+
+// A proxy that is replaced takes the request that it was at with it, not the URL.
+func TestALeaseThatIsLostIsNotTheEndOfItsURL(t *testing.T) {
+	c, store := ours(t, lease.MemoryConfig{})
+	go func() {
+		for ; t.Context().Err() == nil; time.Sleep(time.Millisecond) {
+			list, _ := store.List(t.Context())
+			for _, s := range list {
+				if len(s.Leases) > 0 {
+					_ = store.Revoke(t.Context(), s.Endpoint.ID)
+					return
+				}
+			}
+		}
+	}()
+	results := crawlThese(t, c, "https://slow.test/1")
+	require.Len(t, results, 1)
+	assert.Equal(t, 2, results[0].Attempt)
+}

@@ -67,7 +67,7 @@ func openDemo(o options) (source, error) {
 		return source{}, errors.Join(err, d.close())
 	}
 	return source{
-		provider: d.p, machine: machine, probeURL: "https://news.test/health", urls: strings.NewReader(demoURLs()),
+		provider: d.p, machine: machine, probes: []string{"https://news.test/health", "https://shop.test/health"}, urls: strings.NewReader(demoURLs()),
 		transport: endpoint.TransportConfig{TargetRoots: roots},
 		ca:        pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}),
 		onResult:  d.onResult, close: []func() error{d.close},
@@ -132,6 +132,10 @@ func (d *demo) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "too many requests from your address", http.StatusTooManyRequests)
 			return
 		}
+	}
+	if _, err := r.Cookie("basket"); host == "shop.test" && err != nil {
+		http.SetCookie(w, &http.Cookie{Name: "basket", Value: "empty", Path: "/"})
+		fmt.Fprintln(w, "welcome")
 	}
 	fmt.Fprintf(w, "<html><title>%s%s</title>%s</html>\n", host, r.URL.Path, strings.Repeat("lorem ipsum ", len(r.URL.Path)))
 }

@@ -6,7 +6,9 @@
 //	crawler -providers providers.yaml -provider rack-1 -size 5 urls.txt
 //	crawler -server https://egress.example:8090 -token-file token urls.txt
 //
-// With -server it leases proxies that somebody else keeps.
+// With -server it leases proxies that somebody else keeps. With -sticky each
+// domain stays with one proxy and its cookies, for sites that tie a session to an
+// address.
 //
 // Ctrl-C finishes what is in flight, a second one cuts it off; both delete the
 // proxies unless -keep is given.
@@ -20,6 +22,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -42,7 +45,8 @@ type options struct {
 	tag         string
 	keyFile     string
 	keep        bool
-	probeURL    string
+	probes      []string
+	sticky      bool
 	caFile      string
 	clients     setup.Prefixes
 	destination setup.Prefixes
@@ -78,7 +82,8 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.tag, "tag", "egress-crawler", "tag of the proxies; one crawler for each")
 	flags.StringVar(&o.keyFile, "key-file", "", "`file` with the key for proxy passwords; needed with -keep")
 	flags.BoolVar(&o.keep, "keep", false, "leave the proxies for the next run")
-	flags.StringVar(&o.probeURL, "probe", "https://example.com/", "`URL` that a healthy proxy must fetch")
+	probes := flags.String("probe", "https://example.com/", "`URLs` that a healthy proxy must fetch one of, separated by commas: one that is down for all does not count")
+	flags.BoolVar(&o.sticky, "sticky", false, "stay with one proxy for each domain while it works, and keep cookies")
 	flags.StringVar(&o.caFile, "ca", "", "PEM `file` with the roots that targets are verified by; the system's if empty")
 	flags.Var(&o.clients, "clients", "`networks` that may use the proxies; any with the password, if empty")
 	flags.Var(&o.destination, "destinations", "private `networks` that the proxies may lead to; none if empty")
@@ -92,7 +97,7 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	o.urls = flags.Arg(0)
+	o.urls, o.probes = flags.Arg(0), strings.Split(*probes, ",")
 	return o, o.validate(flags.NArg())
 }
 

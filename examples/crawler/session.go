@@ -33,7 +33,7 @@ type source struct {
 	machine   setup.Machine
 	transport endpoint.TransportConfig
 	ca        []byte // of the demo's site, in PEM
-	probeURL  string
+	probes    []string
 	urls      io.Reader
 	onResult  func(done int, say func(string, ...any))
 	close     []func() error
@@ -67,7 +67,7 @@ func open(o options, stdin io.Reader) (source, error) {
 		return source{}, errors.Join(err, closeURLs())
 	}
 	return source{
-		provider: p, machine: machine, probeURL: o.probeURL, urls: urls,
+		provider: p, machine: machine, probes: o.probes, urls: urls,
 		transport: endpoint.TransportConfig{TargetRoots: roots},
 		onResult:  func(int, func(string, ...any)) {}, close: []func() error{providers.Close, closeURLs},
 	}, nil
@@ -99,7 +99,7 @@ func start(o options, src source, onEvent func(fleet.Event)) (*session, error) {
 	if o.server != "" {
 		return join(o, src)
 	}
-	prober, err := health.NewProber(health.ProbeConfig{URL: src.probeURL, Transport: src.transport})
+	targets, err := src.targets()
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func start(o options, src source, onEvent func(fleet.Event)) (*session, error) {
 	f, err := fleet.New(fleet.Config{
 		Provider: src.provider, Tag: o.tag, Size: o.size,
 		Request: src.machine.Request, Endpoint: setup.EndpointOf(src.provider, src.machine),
-		Health:       health.EngineConfig{Probe: prober.Probe, Interval: interval, InitialJitter: time.Millisecond},
+		Health:       health.EngineConfig{Targets: targets, Interval: interval, InitialJitter: time.Millisecond},
 		PollInterval: poll,
 		Inventory:    store, OnEvent: onEvent,
 	})
@@ -124,6 +124,20 @@ func start(o options, src source, onEvent func(fleet.Event)) (*session, error) {
 	}
 	closeStore := func() error { store.Close(); return nil }
 	return &session{fleet: f, store: store, close: append([]func() error{closeStore}, src.close...)}, nil
+}
+
+// targets are what the proxies are probed with. Where there are several, one that is
+// down does not make the proxies unhealthy.
+func (s source) targets() ([]health.Target, error) {
+	var all []health.Target
+	for _, url := range s.probes {
+		prober, err := health.NewProber(health.ProbeConfig{URL: url, Transport: s.transport})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, health.Target{Name: url, Probe: prober.Probe})
+	}
+	return all, nil
 }
 
 // end closes everything, the proxies last.
