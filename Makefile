@@ -22,7 +22,7 @@ bench: ## Measure beside peers; RUN=REGEXP for some of it.
 lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 	@lab/up
 
-lab-test: ## Prove the kvm provider and a crawl through a VM on the lab.
+lab-test: ## Prove the kvm provider and a crawl through a VM on the lab; FULL=1 for more.
 	@scripts/lab-test
 
 lab-down: ## End the lab.

@@ -185,3 +185,35 @@ func (b *Backoff) Check(now time.Time, file string) time.Duration {
 	}
 	return err.RetryAfter
 }
+
+// StartNetwork defines and starts a network of libvirt on the host, and returns
+// what removes it.
+func StartNetwork(ctx context.Context, p *Provider, host, xml string) (remove func(), err error) {
+	l, _, err := real(ctx, p, host)
+	if err != nil {
+		return nil, err
+	}
+	network, err := l.NetworkDefineXML(xml)
+	if err != nil {
+		return nil, err
+	}
+	remove = func() { _, _ = l.NetworkDestroy(network), l.NetworkUndefine(network) }
+	if err := l.NetworkCreate(network); err != nil {
+		remove()
+		return nil, err
+	}
+	return remove, nil
+}
+
+// StopNetwork makes a network inactive.
+func StopNetwork(ctx context.Context, p *Provider, host, name string) error {
+	l, _, err := real(ctx, p, host)
+	if err != nil {
+		return err
+	}
+	network, err := l.NetworkLookupByName(name)
+	if err != nil {
+		return err
+	}
+	return l.NetworkDestroy(network)
+}

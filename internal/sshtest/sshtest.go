@@ -300,6 +300,9 @@ type Key struct {
 	Private ed25519.PrivateKey
 }
 
+// AuthorizedLine is the public key as a line of authorized_keys.
+func (k Key) AuthorizedLine() string { return string(ssh.MarshalAuthorizedKey(k.PublicKey())) }
+
 // Locked is the private key as OpenSSH writes it, with a passphrase.
 func (k Key) Locked(t testing.TB, passphrase string) []byte {
 	t.Helper()
