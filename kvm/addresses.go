@@ -68,7 +68,8 @@ func agentReason(err error) string {
 	return "guest agent: " + err.Error()
 }
 
-// usable are the global addresses of the card with that MAC. What the guest made for itself, such as a bridge for containers, has another MAC.
+// usable are the global addresses of the card with that MAC. What the guest made
+// for itself, such as a bridge for containers, has another.
 func usable(ifaces []libvirt.DomainInterface, mac string) []netip.Addr {
 	var found []netip.Addr
 	for _, i := range ifaces {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"libvirt.org/go/libvirtxml"
@@ -86,6 +87,29 @@ func ExampleConfig_amendDomain() {
 		},
 	}
 	_ = cfg // with Hosts, MachineTypes and Images, for New
+}
+
+// Hosts in a closed network are reached through a bastion, with a key whose
+// passphrase the program knows, and give static addresses to their instances.
+func ExampleConfig_hosts() {
+	cfg := kvm.Config{
+		SSHKeyFile:     "/etc/egress/id_ed25519",
+		KnownHostsFile: "/etc/egress/known_hosts",
+		Passphrase: func(_ context.Context, _ string) ([]byte, error) {
+			return os.ReadFile("/run/secrets/passphrase")
+		},
+		Hosts: []kvm.Host{{
+			Name: "kvm1", Address: "qemu+ssh://egress@10.20.0.11/system", Jump: "gate@bastion.example.com",
+			Bridge: "br0", MaxInstances: 40,
+			Addresses: []string{"198.51.100.10-198.51.100.49/24"}, Gateways: []string{"198.51.100.1"}, Nameservers: []string{"198.51.100.1"},
+		}, {
+			Name: "kvm2", Address: "qemu+ssh://egress@10.20.0.12/system", Jump: "gate@bastion.example.com",
+			Network: "default",
+		}},
+		MachineTypes: map[string]kvm.MachineType{"small": {VCPUs: 1, MemoryMiB: 1024}},
+	}
+	fmt.Println(cfg.Validate())
+	// Output: <nil>
 }
 
 // The definition of a domain can be built without a host.

@@ -18,8 +18,7 @@ import (
 	"github.com/egressfleet/egress/provider"
 )
 
-// openSSH is a real sshd of the test's own, on the machine whose libvirt the lab
-// is, with options of its own.
+// openSSH is a real sshd of the test's own, with options of its own.
 type openSSH struct {
 	address, known string
 }
@@ -73,37 +72,20 @@ PidFile none
 	return openSSH{address: address, known: fmt.Sprintf("[127.0.0.1]:%s %s", port, host.AuthorizedLine())}
 }
 
-// newOpenSSHLab is a lab that is reached by the server, with the key.
-func newOpenSSHLab(t *testing.T, amend func(*kvm.Config, sshtest.Key)) *lab {
+// newOpenSSHRig is a rig whose server is OpenSSH's: amend says where it is. It
+// needs no hypervisor.
+func newOpenSSHRig(t *testing.T, amend func(*kvm.Config, sshtest.Key)) *sshRig {
 	t.Helper()
-	l := labConfig(t)
-	if _, err := os.Stat(sshd); err != nil || os.Getuid() != 0 {
-		t.Skip("needs OpenSSH's server, and root: run this in the lab")
+	for _, path := range []string{sshd, "/run/sshd"} {
+		if _, err := os.Stat(path); err != nil || os.Getuid() != 0 {
+			t.Skip("needs OpenSSH's server and root: make lab-test")
+		}
 	}
-	if l.Hosts[0].Socket == "" {
-		l.Hosts[0].Socket = "/var/run/libvirt/libvirt-sock"
-	}
-	if _, err := os.Stat(l.Hosts[0].Socket); err != nil {
-		t.Skip("the hypervisor is not this machine: run this on the host itself")
-	}
-	key := sshtest.NewKey(t)
-	l.SSHKeyFile = sshtest.WriteFile(t, t.TempDir(), "id", key.PEM)
-	l.Hosts[0].User, l.InsecureIgnoreHostKey = "root", false
-	amend(&l, key)
-	p, err := kvm.New(l)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, p.Close()) })
-	return &lab{Provider: p, cfg: l}
-}
-
-// list is the smallest call that needs a connection.
-func (l *lab) list(t *testing.T) error {
-	t.Helper()
-	_, err := l.ListByTag(labContext(t), "lab-tag-ssh")
-	if partial, ok := err.(*provider.PartialError); ok { //nolint:errorlint // as it came.
-		return partial.Missing[0].Err
-	}
-	return err
+	return newSSHRig(t, func(r *sshRig) {
+		r.cfg.Timeouts.Dial, r.cfg.Timeouts.Keepalive = provider.Duration(20*time.Second), 0
+		r.cfg.Hosts[0].User = "root"
+		amend(&r.cfg, r.key)
+	})
 }
 
 // TestLabOpenSSH has OpenSSH refuse in every way that one of its options has, and
@@ -159,7 +141,7 @@ func TestLabOpenSSH(t *testing.T) {
 		}, class: provider.ErrPermanent, code: "HostKeyUnknown", says: []string{"ssh-keyscan -p"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			l := newOpenSSHLab(t, func(cfg *kvm.Config, key sshtest.Key) {
+			r := newOpenSSHRig(t, func(cfg *kvm.Config, key sshtest.Key) {
 				s := startOpenSSH(t, key, c.restrict, c.options)
 				cfg.Hosts[0].Address = s.address
 				cfg.KnownHostsFile = sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known))
@@ -167,7 +149,7 @@ func TestLabOpenSSH(t *testing.T) {
 					c.amend(t, cfg)
 				}
 			})
-			requireRefusal(t, l.list(t), c.class, c.code, c.says)
+			requireRefusal(t, r.list(testContext(t)), c.class, c.code, c.says)
 		})
 	}
 }
@@ -205,59 +187,37 @@ func TestLabJump(t *testing.T) {
 			class: provider.ErrPermanent, code: "AuthRefused", says: []string{"jump host", "AllowUsers"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			l := newOpenSSHLab(t, func(cfg *kvm.Config, key sshtest.Key) {
+			r := newOpenSSHRig(t, func(cfg *kvm.Config, key sshtest.Key) {
 				s, jump := startOpenSSH(t, key, "", ""), startOpenSSH(t, key, c.restrict, c.options)
 				cfg.Hosts[0].Address, cfg.Hosts[0].Jump = s.address, jump.address
 				cfg.KnownHostsFile = sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known+jump.known))
 			})
-			requireRefusal(t, l.list(t), c.class, c.code, c.says)
+			requireRefusal(t, r.list(testContext(t)), c.class, c.code, c.says)
 		})
 	}
 }
 
-// TestLabURI reaches the lab by addresses in libvirt's form.
-func TestLabURI(t *testing.T) {
-	for _, form := range []string{"qemu+ssh", "qemu+unix", "qemu"} {
-		t.Run(form, func(t *testing.T) {
-			l := newOpenSSHLab(t, func(cfg *kvm.Config, key sshtest.Key) {
-				h := &cfg.Hosts[0]
-				s := startOpenSSH(t, key, "", "")
-				known := sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known))
-				switch form {
-				case "qemu+ssh":
-					h.Address = "qemu+ssh://root@" + s.address + "/system?keyfile=" + cfg.SSHKeyFile + "&known_hosts=" + known + "&socket=" + h.Socket
-				case "qemu+unix":
-					h.Address = "qemu+unix:///system?socket=" + h.Socket
-				default:
-					h.Address = "qemu:///system"
-				}
-				if form == "qemu" && h.Socket != "/var/run/libvirt/libvirt-sock" {
-					t.Skip("the socket is in another place")
-				}
-				h.User, h.Socket, cfg.SSHKeyFile, cfg.KnownHostsFile = "", "", "", ""
-			})
-			require.NoError(t, l.list(t))
-		})
-	}
+// TestLabOwnMaterial reaches OpenSSH by an address in libvirt's form, which names
+// its own files.
+func TestLabOwnMaterial(t *testing.T) {
+	r := newOpenSSHRig(t, func(cfg *kvm.Config, key sshtest.Key) {
+		h := &cfg.Hosts[0]
+		s := startOpenSSH(t, key, "", "")
+		known := sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known))
+		h.Address = "qemu+ssh://root@" + s.address + "/system?keyfile=" + cfg.SSHKeyFile + "&known_hosts=" + known + "&socket=" + h.Socket
+		h.User, h.Socket, cfg.SSHKeyFile, cfg.KnownHostsFile = "", "", "", ""
+	})
+	require.NoError(t, r.list(testContext(t)))
 }
 
-// TestLabModularDaemons finds the socket of QEMU's own daemon where there is none
-// of libvirtd, as links beside each other.
+// TestLabModularDaemons finds the socket of QEMU's own daemon through OpenSSH where
+// there is none of libvirtd.
 func TestLabModularDaemons(t *testing.T) {
-	for _, address := range []string{"local", "ssh"} {
-		t.Run(address, func(t *testing.T) {
-			l := newOpenSSHLab(t, func(cfg *kvm.Config, key sshtest.Key) {
-				s := startOpenSSH(t, key, "", "")
-				cfg.KnownHostsFile = sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known))
-				qemud := filepath.Join(t.TempDir(), "virtqemud-sock")
-				require.NoError(t, os.Symlink(cfg.Hosts[0].Socket, qemud))
-				kvm.UseSockets(t, filepath.Join(t.TempDir(), "libvirt-sock"), qemud)
-				cfg.Hosts[0].Socket, cfg.Hosts[0].Address = "", "local"
-				if address == "ssh" {
-					cfg.Hosts[0].Address = s.address
-				}
-			})
-			require.NoError(t, l.list(t))
-		})
-	}
+	r := newOpenSSHRig(t, func(cfg *kvm.Config, key sshtest.Key) {
+		s := startOpenSSH(t, key, "", "")
+		cfg.KnownHostsFile = sshtest.WriteFile(t, t.TempDir(), "known_hosts", []byte(s.known))
+		kvm.UseSockets(t, filepath.Join(t.TempDir(), "libvirt-sock"), cfg.Hosts[0].Socket)
+		cfg.Hosts[0].Socket, cfg.Hosts[0].Address = "", s.address
+	})
+	require.NoError(t, r.list(testContext(t)))
 }

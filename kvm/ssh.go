@@ -404,7 +404,7 @@ const (
 // found, or empty where there is no shell to ask. The kernel's list tells whether
 // somebody listens.
 func (l *sshLink) ask(ctx context.Context, sockets []string) string {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var script strings.Builder
 	for _, path := range sockets {

@@ -26,7 +26,7 @@ type Trace struct {
 
 // OperationInfo describes one call of a Provider's method.
 type OperationInfo struct {
-	// Op is "Create", "Get", "Delete" or "ListByTag".
+	// Op is the method's name, such as "Create", "ListByTag" or "Place".
 	Op string
 	// Provider is [Config.Name].
 	Provider string
