@@ -60,13 +60,13 @@ func TestCreateKilled(t *testing.T) {
 	for k := 1; ; k++ {
 		for _, effect := range []bool{false, true} {
 			r := newRig(t)
-			kill(r.host(), k, effect)
+			heal := kill(r.host(), k, effect)
 			id, err := r.Create(testContext(t), request("u1"))
 			if err == nil && !effect { // there are no k calls
 				require.Greater(t, k, 15)
 				return
 			}
-			heal(r.host())
+			heal()
 			if domains := r.host().DomainNames(); len(domains) == 0 {
 				for _, v := range r.host().Volumes("default") {
 					assert.NotContains(t, v, provider.Name("u1"), "call %d: a volume that no list shows", k)
@@ -85,7 +85,7 @@ func TestCreateKilled(t *testing.T) {
 }
 
 // kill cuts every connection at the k-th call, before or after its effect.
-func kill(h *fakelibvirt.Host, k int, effect bool) {
+func kill(h *fakelibvirt.Host, k int, effect bool) (heal func()) {
 	cut := func(after bool) func(fakelibvirt.Call) error {
 		return func(c fakelibvirt.Call) error {
 			if c.Number > k || c.Number == k && after == effect {
@@ -94,12 +94,11 @@ func kill(h *fakelibvirt.Host, k int, effect bool) {
 			return nil
 		}
 	}
-	h.Before, h.After = cut(false), cut(true)
-}
-
-func heal(h *fakelibvirt.Host) {
-	h.ForgetCalls()
-	h.Before, h.After = nil, nil
+	h.SetHooks(cut(false), cut(true))
+	return func() {
+		h.ForgetCalls()
+		h.SetHooks(nil, nil)
+	}
 }
 
 func TestDeleteKilled(t *testing.T) {
@@ -108,13 +107,13 @@ func TestDeleteKilled(t *testing.T) {
 			r := newRig(t)
 			id := mustCreate(t, r, r.Provider, request("u1"))
 			r.host().ForgetCalls()
-			kill(r.host(), k, effect)
+			heal := kill(r.host(), k, effect)
 			err := r.again(t).Delete(testContext(t), id)
 			if err == nil && !effect {
 				require.Greater(t, k, 6)
 				return
 			}
-			heal(r.host())
+			heal()
 			p := r.again(t)
 			require.NoError(t, p.Delete(testContext(t), id), "call %d", k)
 			requireOnlyBase(t, r)

@@ -237,12 +237,12 @@ func TestNoSecrets(t *testing.T) {
 	walk(t, r, testContext(t))
 	for k := range 30 {
 		r.host().ForgetCalls()
-		kill(r.host(), k, true)
+		heal := kill(r.host(), k, true)
 		_, err := r.again(t).Create(testContext(t), request("u1"))
 		if err != nil {
 			assertNoSecret(t, err.Error())
 		}
-		heal(r.host())
+		heal()
 	}
 	for _, m := range log.all {
 		assertNoSecret(t, m["text"].(string))

@@ -46,8 +46,9 @@ func (c *Conn) begin(rpc, object string) (Call, error) {
 	c.h.mu.Lock()
 	c.h.calls = append(c.h.calls, rpc)
 	call := Call{RPC: rpc, Object: object, Number: len(c.h.calls)}
+	before := c.h.Before
 	c.h.mu.Unlock()
-	return call, c.hook(c.h.Before, call)
+	return call, c.hook(before, call)
 }
 
 // hook runs a hook, which a cut ends early.
@@ -81,8 +82,9 @@ func do[T any](c *Conn, rpc, object string, effect func(*Host) (T, error)) (out 
 	}
 	c.h.mu.Lock()
 	out, err = effect(c.h)
+	after := c.h.After
 	c.h.mu.Unlock()
-	if hookErr := c.hook(c.h.After, call); hookErr != nil {
+	if hookErr := c.hook(after, call); hookErr != nil {
 		var none T
 		return none, hookErr
 	}

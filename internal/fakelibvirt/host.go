@@ -145,6 +145,13 @@ func (h *Host) StopPool(name string) {
 	h.pools[name].stopped = true
 }
 
+// SetHooks sets Before and After while calls may be under way.
+func (h *Host) SetHooks(before, after func(Call) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Before, h.After = before, after
+}
+
 // SetNetwork defines a network, active or not.
 func (h *Host) SetNetwork(name string, active bool) {
 	h.mu.Lock()

@@ -202,7 +202,10 @@ func (c *Conn) StorageVolUpload(vol libvirt.StorageVol, stream io.Reader, offset
 	if err := c.receive(v, stream, offset, length); err != nil {
 		return err
 	}
-	return c.hook(c.h.After, call)
+	c.h.mu.Lock()
+	after := c.h.After
+	c.h.mu.Unlock()
+	return c.hook(after, call)
 }
 
 func (c *Conn) receive(v *volume, stream io.Reader, offset, length uint64) error {
