@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -161,6 +164,18 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// countedConn counts itself out when it is closed.
+type countedConn struct {
+	net.Conn
+	open *atomic.Int64
+	once sync.Once
+}
+
+func (c *countedConn) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.Conn.Close()
+}
+
 // A crawler releases as soon as it has read the body, when the connection is not
 // idle yet: it stayed open until its idle timeout.
 func TestReleaseLeavesNoConnection(t *testing.T) {
@@ -168,11 +183,25 @@ func TestReleaseLeavesNoConnection(t *testing.T) {
 		_, _ = io.WriteString(w, "hello")
 	}))
 	_, url := proxytest.Proxy(t, connectproxy.Config{Resolve: target.Resolve})
-	m := storeWith(t, target, url)
+	var open atomic.Int64
+	m := newMemory(t, lease.MemoryConfig{Transport: endpoint.TransportConfig{
+		TargetRoots: target.Roots,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			open.Add(1)
+			return &countedConn{Conn: conn, open: &open}, nil
+		},
+	}})
+	require.NoError(t, m.Put(t.Context(), endpoint.Endpoint{ID: "a", URL: url}))
+	require.NoError(t, m.SetVerdict(t.Context(), "a", endpoint.Verdict{Health: endpoint.Healthy}))
 	for range 50 {
 		l := acquire(t, m, "")
 		require.NoError(t, fetch(t, l.Client(), target.URL))
+		require.Positive(t, open.Load())
 		require.NoError(t, l.Release(t.Context()))
+		require.Zero(t, open.Load())
 	}
-	// TestMain finds connections that are left.
 }

@@ -941,3 +941,92 @@ func TestALeaseOnAFormerGenerationExpiresToo(t *testing.T) {
 		assert.Zero(t, held)
 	})
 }
+
+// shared returns two leases on one endpoint.
+func shared(t *testing.T) (m *lease.Memory, first, second *lease.Lease) {
+	t.Helper()
+	m = newMemory(t, lease.MemoryConfig{MaxHolders: 2}, "a")
+	first = acquire(t, m, "x.example")
+	require.NoError(t, first.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+	return m, first, acquire(t, m, "x.example")
+}
+
+// again waits for the endpoint, and tells how long that took.
+func again(t *testing.T, m *lease.Memory) (*lease.Lease, time.Duration) {
+	t.Helper()
+	asked := time.Now()
+	l, err := m.Acquire(t.Context(), lease.Request{Holder: "test", Domain: "x.example"})
+	require.NoError(t, err)
+	return l, time.Since(asked)
+}
+
+// A success that was under way when the trouble began says nothing about it.
+func TestASuccessFromBeforeAFailureProvesNothing(t *testing.T) {
+	for kind, want := range map[lease.OutcomeKind]time.Duration{
+		lease.ProxyFault: time.Minute, lease.TargetBlocked: 10 * time.Minute,
+	} {
+		t.Run(string(kind), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, first, second := shared(t)
+				require.NoError(t, first.Report(t.Context(), lease.Outcome{Kind: kind}))
+				require.NoError(t, second.Report(t.Context(), lease.Outcome{Kind: lease.OK}))
+				require.NoError(t, first.Release(t.Context()))
+				require.NoError(t, second.Release(t.Context()))
+				l, _ := again(t, m)
+				require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: kind}))
+				require.NoError(t, l.Release(t.Context()))
+				_, waited := again(t, m)
+				assert.Equal(t, want, waited, "it grows")
+			})
+		})
+	}
+}
+
+// envoyproxy/envoy#6016: ejection times grew for ever.
+func TestABanIsForgottenInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a")
+		for range 3 {
+			l, _ := again(t, m)
+			require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+			require.NoError(t, l.Release(t.Context()))
+			l, waited := again(t, m)
+			assert.Equal(t, 5*time.Minute, waited)
+			require.NoError(t, l.Release(t.Context()))
+			time.Sleep(time.Hour + time.Second)
+		}
+	})
+}
+
+func TestWhoWaitsForAnEndpointThatIsReplacedMayHaveAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t, lease.MemoryConfig{}, "a", "b")
+		require.Equal(t, "a", request(t, m, lease.Request{Session: "s"}).Endpoint().ID)
+		got := make(chan string, 1)
+		go func() {
+			if l, err := m.Acquire(t.Context(), lease.Request{Holder: "test", Session: "s"}); assert.NoError(t, err) {
+				got <- l.Endpoint().ID
+			}
+		}()
+		synctest.Wait()
+		require.Empty(t, got)
+		changed := proxy(t, "a")
+		changed.Generation = 2
+		require.NoError(t, m.Put(t.Context(), changed))
+		synctest.Wait()
+		require.Len(t, got, 1, "at once")
+		assert.Equal(t, "b", <-got)
+	})
+}
+
+func TestPutDoesNotUndoADrain(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{}, "a")
+	_, err := m.Drain(t.Context(), "a")
+	require.NoError(t, err)
+	changed := proxy(t, "a")
+	changed.Generation = 2
+	require.NoError(t, m.Put(t.Context(), changed))
+	require.NoError(t, m.SetVerdict(t.Context(), "a", healthy(2)))
+	_, err = m.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	assert.ErrorIs(t, err, lease.ErrNoMatch)
+}

@@ -186,6 +186,26 @@ func TestPollingKeepsThePlaceInTheQueue(t *testing.T) {
 	})
 }
 
+// A request ID stands for its lease as long as that was granted, and no longer than
+// it is held.
+func TestARequestIDStandsForItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := lease.NewMemory(lease.MemoryConfig{})
+		require.NoError(t, err)
+		defer m.Close()
+		h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Anonymous: true})
+		require.NoError(t, err)
+		defer h.Close()
+		put(t, m, "a")
+		first := granted(t, h, "")
+		time.Sleep(50 * time.Second) // longer than the grace, shorter than the lease
+		assert.Equal(t, first, granted(t, h, ""))
+		status, _, body := answer(t, h, "POST", "/v1/leases/"+first.ID+"/release", "", fmt.Sprintf(`{"token":%q}`, first.Token))
+		require.Equal(t, 204, status, body)
+		assert.NotEqual(t, first, granted(t, h, ""), "another lease, not the end of the former")
+	})
+}
+
 func TestWaitsAreBoundedInLengthAndNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, err := lease.NewMemory(lease.MemoryConfig{})
