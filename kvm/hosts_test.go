@@ -183,12 +183,10 @@ func TestPassphrase(t *testing.T) {
 	assert.EqualValues(t, 2, asked.Load(), "for a new one")
 }
 
-// lock gives the key file a passphrase, whose use takes seconds under the race
-// detector.
+// lock gives the key file a passphrase.
 func (r *sshRig) lock(t *testing.T) {
 	t.Helper()
 	sshtest.WriteFile(t, r.dir, "id", r.key.Locked(t, "hunter2"))
-	r.cfg.Timeouts.Dial = provider.Duration(20 * time.Second)
 }
 
 func (r *sshRig) mustReconnect(t *testing.T) {
@@ -201,7 +199,6 @@ func TestHungPassphrase(t *testing.T) {
 	asked := make(chan struct{})
 	r := newSSHRig(t, func(r *sshRig) {
 		sshtest.WriteFile(t, r.dir, "id", r.key.Locked(t, "hunter2"))
-		r.cfg.Timeouts.Dial = provider.Duration(time.Minute)
 		r.cfg.Passphrase = func(ctx context.Context, _ string) ([]byte, error) {
 			close(asked)
 			<-ctx.Done()

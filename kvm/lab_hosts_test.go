@@ -82,7 +82,7 @@ func newOpenSSHRig(t *testing.T, amend func(*kvm.Config, sshtest.Key)) *sshRig {
 		}
 	}
 	return newSSHRig(t, func(r *sshRig) {
-		r.cfg.Timeouts.Dial, r.cfg.Timeouts.Keepalive = provider.Duration(20*time.Second), 0
+		r.cfg.Timeouts.Keepalive = 0
 		r.cfg.Hosts[0].User = "root"
 		amend(&r.cfg, r.key)
 	})

@@ -52,7 +52,7 @@ func newSSHRig(t *testing.T, amend func(*sshRig)) *sshRig {
 		Hosts:          []kvm.Host{{Name: "kvm1", Address: r.server.Address(), User: "egress", Socket: socket, Bridge: "br0"}},
 		MachineTypes:   map[string]kvm.MachineType{"small": {VCPUs: 1, MemoryMiB: 256}},
 		Timeouts: kvm.Timeouts{
-			Dial: provider.Duration(500 * time.Millisecond), Grace: provider.Duration(200 * time.Millisecond),
+			Dial: provider.Duration(20 * time.Second), Grace: provider.Duration(200 * time.Millisecond),
 			Keepalive: provider.Duration(100 * time.Millisecond),
 		},
 	}
@@ -192,7 +192,10 @@ func TestSSHInsecure(t *testing.T) {
 }
 
 func TestSSHSilentServer(t *testing.T) {
-	r := newSSHRig(t, func(r *sshRig) { r.server.Silence() })
+	r := newSSHRig(t, func(r *sshRig) {
+		r.server.Silence()
+		r.cfg.Timeouts.Dial = provider.Duration(500 * time.Millisecond)
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	start := time.Now()
