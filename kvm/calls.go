@@ -59,6 +59,16 @@ func (c client) nodeMemory(ctx context.Context) (memory, error) {
 		})
 }
 
+// lifecycleEvents subscribes to the changes of all domains. The channel is closed
+// after the end of ctx or of the connection, once the last event was taken.
+func (c client) lifecycleEvents(ctx context.Context) (<-chan libvirt.DomainEventLifecycleMsg, error) {
+	return do(ctx, c, rpc{name: "virConnectDomainEventRegisterAny", args: []any{"event", "lifecycle"}},
+		func(l libvirtAPI) (answer[<-chan libvirt.DomainEventLifecycleMsg], error) {
+			events, err := l.LifecycleEvents(ctx)
+			return answer[<-chan libvirt.DomainEventLifecycleMsg]{value: events}, err
+		})
+}
+
 func (c client) lookupDomain(ctx context.Context, name string) (libvirt.Domain, error) {
 	return do(ctx, c, rpc{name: "virDomainLookupByName", read: true, args: []any{"domain", name}},
 		func(l libvirtAPI) (answer[libvirt.Domain], error) {

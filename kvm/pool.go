@@ -24,6 +24,7 @@ const (
 	purposeControl = "control"
 	purposeAgent   = "agent"
 	purposeUpload  = "upload"
+	purposeEvents  = "events"
 )
 
 // connector makes one connection to libvirt. It calls lost when the connection
@@ -114,13 +115,19 @@ func (h *hostConn) newSession(ctx context.Context, purpose string) (*session, er
 	return s, nil
 }
 
-// openUpload makes a connection that its caller closes.
+// openUpload makes a connection for the content of volumes, which its caller
+// closes.
 func (h *hostConn) openUpload(ctx context.Context) (*session, error) {
+	return h.openOwn(ctx, purposeUpload)
+}
+
+// openOwn makes a connection that its caller closes.
+func (h *hostConn) openOwn(ctx context.Context, purpose string) (*session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(h.timeouts.Dial), errDialTimeout)
 	defer cancel()
-	s, err := h.open(ctx, purposeUpload)
+	s, err := h.open(ctx, purpose)
 	if err != nil && errors.Is(context.Cause(ctx), errDialTimeout) {
-		return nil, transient(codeNoAnswer, "no connection for the upload: %w", errDialTimeout)
+		return nil, transient(codeNoAnswer, "no connection for the %s: %w", purpose, errDialTimeout)
 	}
 	return s, err
 }

@@ -19,6 +19,8 @@ type libvirtAPI interface {
 	NodeGetMemoryStats(params, cell int32, flags uint32) ([]libvirt.NodeGetMemoryStats, int32, error)
 	ConnectListAllDomains(needResults int32, flags libvirt.ConnectListAllDomainsFlags) ([]libvirt.Domain, uint32, error)
 
+	LifecycleEvents(ctx context.Context) (<-chan libvirt.DomainEventLifecycleMsg, error)
+
 	DomainLookupByName(name string) (libvirt.Domain, error)
 	DomainDefineXMLFlags(xml string, flags libvirt.DomainDefineFlags) (libvirt.Domain, error)
 	DomainGetMetadata(dom libvirt.Domain, typ int32, uri libvirt.OptString, flags libvirt.DomainModificationImpact) (string, error)

@@ -74,6 +74,8 @@ func walk(t *testing.T, r *rig, ctx context.Context) {
 	require.NoError(t, err)
 	_, err = r.ListImages(ctx)
 	require.NoError(t, err)
+	watching, stop := context.WithCancel(ctx)
+	require.ErrorIs(t, r.Watch(watching, "tag-a", func(string) { stop() }), context.Canceled)
 	require.NoError(t, r.Delete(ctx, id))
 	_, err = r.Get(ctx, id)
 	require.ErrorIs(t, err, provider.ErrNotFound)
@@ -103,8 +105,16 @@ func TestEveryCallIsTraced(t *testing.T) {
 	assert.ElementsMatch(t, asked, log.rpcs())
 	assert.ElementsMatch(t, asked, hooked)
 	for _, name := range kvm.APIMethods() {
-		assert.Contains(t, asked, "vir"+name, "the walk does not reach a function: extend it")
+		assert.Contains(t, asked, libvirtName(name), "the walk does not reach a function: extend it")
 	}
+}
+
+// libvirtName is what libvirt calls a function of go-libvirt.
+func libvirtName(method string) string {
+	if method == "LifecycleEvents" {
+		return "virConnectDomainEventRegisterAny"
+	}
+	return "vir" + method
 }
 
 // TestCallsGoThroughOnePlace reads the source: functions of libvirt are called
@@ -133,7 +143,7 @@ func TestCallsGoThroughOnePlace(t *testing.T) {
 			assert.Equal(t, "calls.go", file, "%s calls %v", fn.Name.Name, called)
 			assert.Equal(t, called, wrapped, "%s: calls outside of do and run", fn.Name.Name)
 			require.Len(t, called, 1, fn.Name.Name)
-			assert.Equal(t, []string{"vir" + called[0]}, named, fn.Name.Name)
+			assert.Equal(t, []string{libvirtName(called[0])}, named, fn.Name.Name)
 			seen[called[0]]++
 		}
 	}
@@ -196,7 +206,7 @@ func TestLogLines(t *testing.T) {
 		assert.Equal(t, "kvm", found[0]["logger"])
 		assert.Equal(t, "lab", found[0]["provider"])
 	}
-	require.Len(t, log.of("libvirt host connected"), 6, "control, two uploads, agent, a download, and the other provider's control")
+	require.Len(t, log.of("libvirt host connected"), 7, "control, two uploads, agent, a download, events, and the other provider's control")
 	for _, m := range log.of("libvirt call") {
 		assert.Equal(t, "kvm/libvirt", m["logger"])
 		for _, key := range []string{"provider", "host", "duration"} {

@@ -235,6 +235,7 @@ func (h *Host) define(x libvirtxml.Domain) (libvirt.Domain, error) {
 	case x.UUID != uuidText(d.UUID):
 		return libvirt.Domain{}, Errorf(libvirt.ErrOperationFailed, "operation failed: domain '%s' already exists with uuid %s", x.Name, uuidText(d.UUID))
 	}
+	defer h.emit(x.Name, libvirt.DomainEventDefined)
 	d.XML, d.metadata = x, map[string]string{}
 	if x.Metadata == nil || strings.TrimSpace(x.Metadata.XML) == "" {
 		return d.handle(x.Name), nil
@@ -366,6 +367,7 @@ func (c *Conn) DomainCreate(dom libvirt.Domain) error {
 			return err
 		}
 		d.State, d.Reason, d.id = int32(libvirt.DomainRunning), 1, h.idFor(libvirt.DomainRunning)
+		h.emit(dom.Name, libvirt.DomainEventStarted)
 		return nil
 	})
 }
@@ -424,6 +426,7 @@ func (c *Conn) DomainDestroyFlags(dom libvirt.Domain, _ libvirt.DomainDestroyFla
 			return Errorf(libvirt.ErrOperationInvalid, "Requested operation is not valid: domain is not running")
 		}
 		d.State, d.Reason, d.id = int32(libvirt.DomainShutoff), int32(libvirt.DomainShutoffDestroyed), -1
+		h.emit(dom.Name, libvirt.DomainEventStopped)
 		return nil
 	})
 }
@@ -441,6 +444,7 @@ func (c *Conn) DomainUndefineFlags(dom libvirt.Domain, flags libvirt.DomainUndef
 		if d.XML.OS != nil && d.XML.OS.Firmware == "efi" && flags&libvirt.DomainUndefineNvram == 0 {
 			return Errorf(libvirt.ErrOperationInvalid, "Requested operation is not valid: cannot undefine domain with nvram")
 		}
+		h.emit(dom.Name, libvirt.DomainEventUndefined)
 		delete(h.domains, dom.Name)
 		return nil
 	})

@@ -66,12 +66,13 @@ type Host struct {
 	// of the result. They may block.
 	Before, After func(Call) error
 
-	mu      sync.Mutex
-	domains map[string]*Domain
-	pools   map[string]*pool
-	files   map[string][]byte // outside of pools, by path
-	calls   []string
-	nextID  int32
+	mu       sync.Mutex
+	domains  map[string]*Domain
+	pools    map[string]*pool
+	files    map[string][]byte // outside of pools, by path
+	calls    []string
+	nextID   int32
+	watchers map[*Conn]chan libvirt.DomainEventLifecycleMsg
 	// addresses by MAC and source.
 	addresses map[string]map[uint32][]libvirt.DomainInterface
 	networks  map[string]bool // whether active
