@@ -59,6 +59,42 @@ func (c client) nodeMemory(ctx context.Context) (memory, error) {
 		})
 }
 
+func (c client) libVersion(ctx context.Context) (uint64, error) {
+	return do(ctx, c, rpc{name: "virConnectGetLibVersion", read: true}, func(l libvirtAPI) (answer[uint64], error) {
+		version, err := l.ConnectGetLibVersion()
+		return answer[uint64]{version, []any{"version", version}, nil}, err
+	})
+}
+
+func (c client) hypervisorVersion(ctx context.Context) (uint64, error) {
+	return do(ctx, c, rpc{name: "virConnectGetVersion", read: true}, func(l libvirtAPI) (answer[uint64], error) {
+		version, err := l.ConnectGetVersion()
+		return answer[uint64]{version, []any{"version", version}, nil}, err
+	})
+}
+
+func (c client) domainCapabilities(ctx context.Context, v Hypervisor) (string, error) {
+	r := rpc{name: "virConnectGetDomainCapabilities", read: true, args: []any{"arch", v.Arch, "machine", v.Machine, "type", v.Type}}
+	return do(ctx, c, r, func(l libvirtAPI) (answer[string], error) {
+		xml, err := l.ConnectGetDomainCapabilities(libvirt.OptString{v.Emulator}, libvirt.OptString{v.Arch}, libvirt.OptString{v.Machine}, libvirt.OptString{v.Type}, 0)
+		return answer[string]{xml, []any{"xmlBytes", len(xml)}, []any{"xml", xml}}, err
+	})
+}
+
+// netDevices are the names that libvirt gives to the host's network interfaces.
+func (c client) netDevices(ctx context.Context) ([]string, error) {
+	const flags = libvirt.ConnectListNodeDevicesCapNet
+	return do(ctx, c, rpc{name: "virConnectListAllNodeDevices", read: true, args: flagArgs(flags)},
+		func(l libvirtAPI) (answer[[]string], error) {
+			devices, _, err := l.ConnectListAllNodeDevices(1, uint32(flags))
+			names := make([]string, 0, len(devices))
+			for _, d := range devices {
+				names = append(names, d.Name)
+			}
+			return answer[[]string]{names, []any{"count", len(names)}, []any{"names", names}}, err
+		})
+}
+
 // lifecycleEvents subscribes to the changes of all domains. The channel is closed
 // after the end of ctx or of the connection, once the last event was taken.
 func (c client) lifecycleEvents(ctx context.Context) (<-chan libvirt.DomainEventLifecycleMsg, error) {
@@ -215,8 +251,17 @@ func (c client) poolXML(ctx context.Context, pool libvirt.StoragePool) (string, 
 func (c client) poolSpace(ctx context.Context, pool libvirt.StoragePool) (space, error) {
 	return do(ctx, c, rpc{name: "virStoragePoolGetInfo", read: true, args: []any{"pool", pool.Name}},
 		func(l libvirtAPI) (answer[space], error) {
-			_, capacity, _, available, err := l.StoragePoolGetInfo(pool)
-			return answer[space]{space{capacity, available}, []any{"capacity", capacity, "available", available}, nil}, err
+			state, capacity, _, available, err := l.StoragePoolGetInfo(pool)
+			active := libvirt.StoragePoolState(state) == libvirt.StoragePoolRunning
+			return answer[space]{space{capacity, available, active}, []any{"state", state, "capacity", capacity, "available", available}, nil}, err
+		})
+}
+
+func (c client) poolAutostart(ctx context.Context, pool libvirt.StoragePool) (bool, error) {
+	return do(ctx, c, rpc{name: "virStoragePoolGetAutostart", read: true, args: []any{"pool", pool.Name}},
+		func(l libvirtAPI) (answer[bool], error) {
+			on, err := l.StoragePoolGetAutostart(pool)
+			return answer[bool]{on != 0, []any{"autostart", on != 0}, nil}, err
 		})
 }
 

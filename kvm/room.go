@@ -16,7 +16,10 @@ const mib = 1 << 20
 type memory struct{ total, available uint64 }
 
 // space is that of a pool, in bytes, as libvirt last looked.
-type space struct{ capacity, available uint64 }
+type space struct {
+	capacity, available uint64
+	active              bool
+}
 
 // room is what a host has left. Zero totals mean that the host cannot tell.
 type room struct {

@@ -19,6 +19,10 @@ type libvirtAPI interface {
 	NodeGetMemoryStats(params, cell int32, flags uint32) ([]libvirt.NodeGetMemoryStats, int32, error)
 	ConnectListAllDomains(needResults int32, flags libvirt.ConnectListAllDomainsFlags) ([]libvirt.Domain, uint32, error)
 
+	ConnectGetLibVersion() (uint64, error)
+	ConnectGetVersion() (uint64, error)
+	ConnectGetDomainCapabilities(emulator, arch, machine, virtType libvirt.OptString, flags libvirt.ConnectGetDomainCapabilitiesFlags) (string, error)
+	ConnectListAllNodeDevices(needResults int32, flags uint32) ([]libvirt.NodeDevice, uint32, error)
 	LifecycleEvents(ctx context.Context) (<-chan libvirt.DomainEventLifecycleMsg, error)
 
 	DomainLookupByName(name string) (libvirt.Domain, error)
@@ -41,6 +45,7 @@ type libvirtAPI interface {
 	StoragePoolDestroy(pool libvirt.StoragePool) error
 	StoragePoolGetXMLDesc(pool libvirt.StoragePool, flags libvirt.StorageXMLFlags) (string, error)
 	StoragePoolGetInfo(pool libvirt.StoragePool) (state uint8, capacity, allocation, available uint64, err error)
+	StoragePoolGetAutostart(pool libvirt.StoragePool) (int32, error)
 	StoragePoolRefresh(pool libvirt.StoragePool, flags uint32) error
 	StorageVolLookupByName(pool libvirt.StoragePool, name string) (libvirt.StorageVol, error)
 	StorageVolGetPath(vol libvirt.StorageVol) (string, error)

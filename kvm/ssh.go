@@ -404,20 +404,11 @@ const (
 // found, or empty where there is no shell to ask. The kernel's list tells whether
 // somebody listens.
 func (l *sshLink) ask(ctx context.Context, sockets []string) string {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	var script strings.Builder
 	for _, path := range sockets {
 		script.WriteString("look " + shellQuote(path) + "; ")
 	}
-	answer := make(chan string, 1)
-	l.watching.Go(func() { answer <- best(l.shell(lookScript + script.String() + daemonScript)) })
-	select {
-	case a := <-answer:
-		return a
-	case <-ctx.Done():
-		return ""
-	}
+	return best(l.run(ctx, lookScript+script.String()+daemonScript))
 }
 
 const lookScript = `look() { if [ ! -S "$1" ]; then return; fi; if [ ! -w "$1" ]; then echo denied; return; fi; ` +
@@ -439,6 +430,25 @@ func best(answers string) string {
 	return ""
 }
 
+// run is shell for at most a few seconds, or until ctx ends.
+func (l *sshLink) run(ctx context.Context, command string) string {
+	ctx, cancel := context.WithTimeout(ctx, shellTime)
+	defer cancel()
+	answer := make(chan string, 1)
+	l.watching.Go(func() { answer <- l.shell(command) })
+	select {
+	case a := <-answer:
+		return a
+	case <-ctx.Done():
+		return ""
+	}
+}
+
+// shellTime is for one command on a host.
+const shellTime = 5 * time.Second
+
+// shell runs a command of the user's shell, and returns what it prints; empty
+// where there is none.
 func (l *sshLink) shell(command string) string {
 	session, err := l.client.NewSession()
 	if err != nil {

@@ -74,6 +74,11 @@ func walk(t *testing.T, r *rig, ctx context.Context) {
 	require.NoError(t, err)
 	_, err = r.ListImages(ctx)
 	require.NoError(t, err)
+	network := r.cfg.Hosts[0]
+	r.cfg.Hosts[0].Bridge, r.cfg.Hosts[0].Network = "br0", ""
+	_, err = r.again(t).Diagnose(ctx)
+	require.NoError(t, err)
+	r.cfg.Hosts[0] = network
 	watching, stop := context.WithCancel(ctx)
 	require.ErrorIs(t, r.Watch(watching, "tag-a", func(string) { stop() }), context.Canceled)
 	require.NoError(t, r.Delete(ctx, id))
@@ -206,7 +211,7 @@ func TestLogLines(t *testing.T) {
 		assert.Equal(t, "kvm", found[0]["logger"])
 		assert.Equal(t, "lab", found[0]["provider"])
 	}
-	require.Len(t, log.of("libvirt host connected"), 7, "control, two uploads, agent, a download, events, and the other provider's control")
+	require.Len(t, log.of("libvirt host connected"), 8, "control, two uploads, agent, a download, events, and two other providers' controls")
 	for _, m := range log.of("libvirt call") {
 		assert.Equal(t, "kvm/libvirt", m["logger"])
 		for _, key := range []string{"provider", "host", "duration"} {
@@ -289,9 +294,9 @@ func TestSteps(t *testing.T) {
 	})
 	walk(t, r, testContext(t))
 	assert.Equal(t, []string{"room", "base-image", "define", "overlay", "seed", "mark", "autostart", "start", "destroy", "volumes", "undefine"}, steps)
-	require.Len(t, results, 7)
-	assert.NoError(t, errors.Join(results[:6]...))
-	require.ErrorIs(t, results[6], provider.ErrNotFound)
+	require.Len(t, results, 8)
+	assert.NoError(t, errors.Join(results[:7]...))
+	require.ErrorIs(t, results[7], provider.ErrNotFound)
 }
 
 func TestErrorTable(t *testing.T) {

@@ -53,6 +53,10 @@ type Host struct {
 	NoConsoleLogs bool
 	// NoFirmware tells that no UEFI firmware is installed.
 	NoFirmware bool
+	// LibVersion is libvirt's own; 9.0.0 if zero.
+	LibVersion uint64
+	// NoAutostart tells that pools do not start with the host.
+	NoAutostart bool
 	// PoolBytes is the space of the pool; without limit if zero.
 	PoolBytes uint64
 

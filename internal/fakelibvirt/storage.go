@@ -85,16 +85,25 @@ func (c *Conn) StoragePoolGetXMLDesc(pool libvirt.StoragePool, _ libvirt.Storage
 
 // StoragePoolGetInfo implements the function of go-libvirt.
 func (c *Conn) StoragePoolGetInfo(pool libvirt.StoragePool) (state uint8, capacity, allocation, available uint64, err error) {
+	state = uint8(libvirt.StoragePoolRunning)
 	available, err = do(c, "virStoragePoolGetInfo", pool.Name, func(h *Host) (uint64, error) {
-		if _, err := h.poolOf(pool); err != nil {
+		p, err := h.poolOf(pool)
+		switch {
+		case p == nil:
 			return 0, err
+		case err != nil: // which it tells of one that is stopped, too
+			state = uint8(libvirt.StoragePoolInactive)
+			return 0, nil
 		}
 		if h.PoolFree == 0 {
 			return 1 << 40, nil
 		}
 		return h.PoolFree, nil
 	})
-	return 2, 2 << 40, 2<<40 - available, available, err
+	if state != uint8(libvirt.StoragePoolRunning) {
+		return state, 0, 0, 0, err
+	}
+	return state, 2 << 40, 2<<40 - available, available, err
 }
 
 // StoragePoolRefresh implements the function of go-libvirt.
