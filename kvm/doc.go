@@ -56,7 +56,9 @@
 // digest and checksums file is pinned by its first fetch on each host.
 //
 // [Provider.ListImages], [Provider.PullImage] and [Provider.PruneImages] manage
-// base images. [Provider.Sweep] finds what crashes and strangers left.
+// base images. [Provider.Sweep] finds what crashes and strangers left,
+// [Provider.Diagnose] what keeps a host from working, [Provider.ReadConsole] what
+// a guest wrote, and [Provider.Watch] hears of changes.
 //
 // # The guest
 //

@@ -161,8 +161,8 @@ func TestDiagnoseTheWay(t *testing.T) {
 			order := []string{"ssh-key", "host", "host-key", "login", "forwarding", "socket"}
 			want := provider.FindingOK
 			for _, step := range order {
-				switch {
-				case step == check:
+				switch step {
+				case check:
 					assert.Equal(t, provider.FindingFailure, findings[step].Status)
 					assert.Contains(t, findings[step].Evidence, "it is as it is")
 					assert.Contains(t, findings[step].Evidence, code)

@@ -1,6 +1,7 @@
 package kvm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -216,4 +217,32 @@ func StopNetwork(ctx context.Context, p *Provider, host, name string) error {
 		return err
 	}
 	return l.NetworkDestroy(network)
+}
+
+// VolumeContent is the whole content of a volume of the host's pool.
+func VolumeContent(ctx context.Context, p *Provider, host, name string) ([]byte, error) {
+	h := p.hosts[host]
+	_, pool, err := real(ctx, p, host)
+	if err != nil {
+		return nil, err
+	}
+	vol, err := h.controlClient().lookupVolume(ctx, pool, name)
+	if err != nil {
+		return nil, err
+	}
+	var content bytes.Buffer
+	err = h.download(ctx, vol, &content, 0, 0)
+	return content.Bytes(), err
+}
+
+// Abandon has a provider end without cleaning up, as a process that is killed:
+// its connections are cut, and it makes no new ones.
+func Abandon(p *Provider, host string) {
+	h := p.hosts[host]
+	fail := func(context.Context, func(error)) (libvirtAPI, func(), error) { return nil, nil, errClosed }
+	h.connect, h.stream = fail, fail
+	if s, ok := h.control.current(); ok {
+		s.drop("", nil)
+	}
+	h.transport.close()
 }
