@@ -246,3 +246,12 @@ func Abandon(p *Provider, host string) {
 	}
 	h.transport.close()
 }
+
+// ParseRange reads a range: how many addresses it has, the first and the last.
+func ParseRange(text string) (size uint64, first, last netip.Prefix, err error) {
+	r, err := parseRange(text)
+	if err != nil {
+		return 0, first, last, err
+	}
+	return r.size(), r.at(0), r.at(r.size() - 1), nil
+}

@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"math"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func (h Host) checkLink(problems *check.Problems) {
 // addressRange is a range of addresses in one network.
 type addressRange struct {
 	first, last netip.Addr
-	bits        int
+	length      int // of the network's prefix, in bits
 }
 
 // parseRange reads "10.0.0.10-10.0.0.99/24", or one address as "10.0.0.10/24".
@@ -88,7 +89,7 @@ func parseRange(text string) (addressRange, error) {
 	if err != nil {
 		return addressRange{}, malformed
 	}
-	r := addressRange{first: network.Addr(), bits: network.Bits()}
+	r := addressRange{first: network.Addr(), length: network.Bits()}
 	if r.last, err = netip.ParseAddr(last); err != nil || r.last.Zone() != "" || r.first.Is4In6() {
 		return addressRange{}, malformed
 	}
@@ -99,7 +100,7 @@ func parseRange(text string) (addressRange, error) {
 		return r, errors.New("ends before it begins")
 	case !r.first.IsGlobalUnicast() || !r.last.IsGlobalUnicast():
 		return r, errors.New("has addresses that no host can have")
-	case r.first.Is4() && r.bits < 31 && (r.first == network.Masked().Addr() || r.last == broadcast(network)):
+	case r.first.Is4() && r.length < 31 && (r.first == network.Masked().Addr() || r.last == broadcast(network)):
 		return r, fmt.Errorf("has the first or last address of the network %s, which are not for hosts", network.Masked())
 	}
 	return r, nil
@@ -112,32 +113,39 @@ func broadcast(network netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// size is the number of addresses, capped.
+// mostAddresses bounds what is counted of a large range.
+const mostAddresses = math.MaxInt32
+
+// size is the number of addresses, at most mostAddresses.
 func (r addressRange) size() uint64 {
 	first, last := r.first.As16(), r.last.As16()
-	if [8]byte(first[:8]) != [8]byte(last[:8]) {
-		return math.MaxUint32
+	high := binary.BigEndian.Uint64(last[:8]) - binary.BigEndian.Uint64(first[:8])
+	low, borrow := bits.Sub64(binary.BigEndian.Uint64(last[8:]), binary.BigEndian.Uint64(first[8:]), 0)
+	if high != borrow {
+		return mostAddresses
 	}
-	return min(binary.BigEndian.Uint64(last[8:])-binary.BigEndian.Uint64(first[8:])+1, math.MaxUint32)
+	return min(low, mostAddresses-1) + 1
 }
 
 // at is the n-th address, from 0.
 func (r addressRange) at(n uint64) netip.Prefix {
 	b := r.first.As16()
-	low := binary.BigEndian.Uint64(b[8:])
-	binary.BigEndian.PutUint64(b[8:], low+n)
-	if low+n < low {
-		binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])+1)
-	}
+	low, carry := bits.Add64(binary.BigEndian.Uint64(b[8:]), n, 0)
+	binary.BigEndian.PutUint64(b[8:], low)
+	binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])+carry)
 	a := netip.AddrFrom16(b)
 	if r.first.Is4() {
 		a = a.Unmap()
 	}
-	return netip.PrefixFrom(a, r.bits)
+	return netip.PrefixFrom(a, r.length)
 }
 
 func (r addressRange) contains(p netip.Prefix) bool {
-	return p.Bits() == r.bits && p.Addr().BitLen() == r.first.BitLen() && !p.Addr().Less(r.first) && !r.last.Less(p.Addr())
+	return p.Bits() == r.length && p.Addr().BitLen() == r.first.BitLen() && !p.Addr().Less(r.first) && !r.last.Less(p.Addr())
+}
+
+func (r addressRange) overlaps(o addressRange) bool {
+	return !r.last.Less(o.first) && !o.last.Less(r.first)
 }
 
 // staticPool is what a host's instances are addressed from. The zero value is
@@ -158,10 +166,13 @@ func (h Host) staticPool() (pool staticPool, err error) {
 			problems.Add(fmt.Sprintf("addresses[%d]", i), text, err.Error())
 			continue
 		}
+		if slices.ContainsFunc(byBits[r.first.BitLen()], r.overlaps) {
+			problems.Add(fmt.Sprintf("addresses[%d]", i), text, "overlaps with another range")
+		}
 		byBits[r.first.BitLen()] = append(byBits[r.first.BitLen()], r)
 	}
-	for _, bits := range slices.Sorted(maps.Keys(byBits)) {
-		pool.families = append(pool.families, byBits[bits])
+	for _, family := range slices.Sorted(maps.Keys(byBits)) {
+		pool.families = append(pool.families, byBits[family])
 	}
 	pool.gateways = parseAddrs(&problems, "gateways", h.Gateways)
 	pool.nameservers = parseAddrs(&problems, "nameservers", h.Nameservers)
@@ -193,7 +204,7 @@ func (s staticPool) checkGateways(problems *check.Problems, h Host) {
 			problems.Add(path, h.Gateways[i], "is a second one of its family")
 		}
 		seen[g.BitLen()] = true
-		if !slices.ContainsFunc(slices.Concat(s.families...), func(r addressRange) bool { return netip.PrefixFrom(r.first, r.bits).Contains(g) }) {
+		if !slices.ContainsFunc(slices.Concat(s.families...), func(r addressRange) bool { return netip.PrefixFrom(r.first, r.length).Contains(g) }) {
 			problems.Add(path, h.Gateways[i], "lies in none of the networks of addresses")
 		}
 	}
@@ -216,11 +227,11 @@ func (s staticPool) holds(addresses []netip.Prefix) bool {
 
 // limit is how many instances there can be.
 func (s staticPool) limit() int {
-	least := uint64(math.MaxUint32)
+	least := uint64(mostAddresses)
 	for _, ranges := range s.families {
 		least = min(least, s.size(ranges))
 	}
-	return int(least) //nolint:gosec // at most 32 bits.
+	return int(least) //nolint:gosec // bounded.
 }
 
 // size leaves out what the network's own machines have.
@@ -229,11 +240,11 @@ func (s staticPool) size(ranges []addressRange) (n uint64) {
 		n += r.size()
 	}
 	for _, g := range s.reserved() {
-		if slices.ContainsFunc(ranges, func(r addressRange) bool { return r.contains(netip.PrefixFrom(g, r.bits)) }) {
+		if slices.ContainsFunc(ranges, func(r addressRange) bool { return r.contains(netip.PrefixFrom(g, r.length)) }) {
 			n--
 		}
 	}
-	return min(n, math.MaxUint32)
+	return min(n, mostAddresses)
 }
 
 func (s staticPool) reserved() []netip.Addr {
@@ -287,7 +298,7 @@ func nth(ranges []addressRange, n uint64) netip.Prefix {
 func rangeTexts(ranges []addressRange) string {
 	var all []string
 	for _, r := range ranges {
-		all = append(all, fmt.Sprintf("%s-%s/%d", r.first, r.last, r.bits))
+		all = append(all, fmt.Sprintf("%s-%s/%d", r.first, r.last, r.length))
 	}
 	return strings.Join(all, ", ")
 }

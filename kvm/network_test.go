@@ -127,6 +127,7 @@ func TestNetworksAreValidated(t *testing.T) {
 		{func(h *kvm.Host) { h.Addresses = []string{"10.0.0.10-10.0.0.255/24"} }, "not for hosts"},
 		{func(h *kvm.Host) { h.Addresses = []string{"127.0.0.1-127.0.0.9/8"} }, "no host can have"},
 		{func(h *kvm.Host) { h.Addresses = []string{"x"} }, "must be a range"},
+		{func(h *kvm.Host) { h.Addresses = []string{"10.0.0.10-10.0.0.20/24", "10.0.0.20-10.0.0.30/24"} }, `hosts[0].addresses[1]: "10.0.0.20-10.0.0.30/24": overlaps`},
 		{func(h *kvm.Host) { h.Gateways = []string{"10.0.0.1"} }, "hosts[0].addresses: give the range"},
 		{func(h *kvm.Host) { h.Addresses, h.Gateways = []string{"10.0.0.10/24"}, []string{"10.0.1.1"} }, `hosts[0].gateways[0]: "10.0.1.1": lies in none`},
 		{func(h *kvm.Host) {
@@ -320,6 +321,30 @@ func TestStaticAddressesAndStrangers(t *testing.T) {
 	_, err := p.Create(testContext(t), request("u2"))
 	require.ErrorIs(t, err, provider.ErrTransient)
 	assert.NotContains(t, r.host().DomainNames(), provider.Name("u2"))
+}
+
+// TestRanges counts addresses and finds each, also where a range crosses the
+// middle of IPv6, and counts no more than can ever be used.
+func TestRanges(t *testing.T) {
+	for text, want := range map[string]uint64{
+		"10.0.0.10/24":                                        1,
+		"10.0.0.10-10.0.1.9/16":                               256,
+		"2001:db8::fff0-2001:db8::1:000f/64":                  32,
+		"2001:db8:0:0:ffff:ffff:ffff:fffe-2001:db8:0:1::3/48": 6,
+		"2001:db8::-2001:db8::ffff:ffff:ffff:ffff/64":         1<<31 - 1,
+		"2001:db8::-2001:db8:ffff::/32":                       1<<31 - 1,
+	} {
+		size, first, last, err := kvm.ParseRange(text)
+		require.NoError(t, err, text)
+		assert.Equal(t, want, size, text)
+		from, to, ok := strings.Cut(text, "-")
+		from, _, _ = strings.Cut(from, "/")
+		assert.Equal(t, netip.MustParseAddr(from), first.Addr(), text)
+		if ok && want < 1<<30 {
+			to, _, _ = strings.Cut(to, "/")
+			assert.Equal(t, netip.MustParseAddr(to), last.Addr(), text)
+		}
+	}
 }
 
 // TestDualStack reports all addresses, IPv4 first unless IPv6 is preferred.

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -80,6 +81,20 @@ func TestDomainXML(t *testing.T) {
 		golden(t, file, text)
 		assert.NotContains(t, text, "type='volume'")
 	}
+}
+
+// TestDomainsAreValid checks the golden files against libvirt's own schema.
+func TestDomainsAreValid(t *testing.T) {
+	const schema = "/usr/share/libvirt/schemas/domain.rng"
+	lint, err := exec.LookPath("xmllint")
+	if _, schemaErr := os.Stat(schema); err != nil || schemaErr != nil {
+		t.Skip("needs xmllint and " + schema + ": apt-get install libxml2-utils libvirt-clients")
+	}
+	files, err := filepath.Glob("testdata/domain-*.xml")
+	require.NoError(t, err)
+	require.Greater(t, len(files), 5)
+	out, err := exec.Command(lint, append([]string{"--noout", "--relaxng", schema}, files...)...).CombinedOutput()
+	assert.NoError(t, err, "%s", out)
 }
 
 func TestOverlayXML(t *testing.T) {
