@@ -46,7 +46,7 @@ func main() {
 	}
 	fmt.Printf("%s %s/%s, %d CPUs, %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
 	var lines []string
-	for _, t := range slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets) {
+	for _, t := range slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets, uploadTargets, machineTargets) {
 		if pattern.MatchString(t.name) {
 			lines = append(lines, run(t))
 		}

@@ -78,6 +78,7 @@ func New(cfg Config) (*Fleet, error) {
 	f.events.start(cfg.OnEvent)
 	f.work.Go(f.loop)
 	f.work.Go(f.followReports)
+	f.work.Go(f.watch)
 	return f, nil
 }
 

@@ -614,13 +614,14 @@ func TestAnEndpointWithAnotherIDReplacesItsFormer(t *testing.T) {
 type partial struct {
 	provider.Provider
 	mu     sync.Mutex
-	hidden int
+	hidden int // the first so many of those that there are at first
+	gone   map[string]bool
 }
 
 func (p *partial) hide(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hidden = n
+	p.hidden, p.gone = n, nil
 }
 
 func (p *partial) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
@@ -630,7 +631,14 @@ func (p *partial) ListByTag(ctx context.Context, tag string) ([]provider.Instanc
 	if err != nil || p.hidden == 0 {
 		return all, err
 	}
-	return all[p.hidden:], &provider.PartialError{Missing: []provider.Missing{{Scope: "rack-2", Err: errors.New("no route")}}}
+	if p.gone == nil {
+		p.gone = map[string]bool{}
+		for _, in := range all[:p.hidden] {
+			p.gone[in.UID] = true
+		}
+	}
+	all = slices.DeleteFunc(all, func(in provider.Instance) bool { return p.gone[in.UID] })
+	return all, &provider.PartialError{Missing: []provider.Missing{{Scope: "rack-2", Err: errors.New("no route")}}}
 }
 
 func TestWhatAHostHoldsThatNeverAnsweredCannotBeExceeded(t *testing.T) {

@@ -114,7 +114,6 @@ func (f *Fleet) createdLocked(m *member, now time.Time, id string, err error) {
 	case err == nil:
 		m.enter(PhaseBooting, now, "")
 		m.saw(provider.StateProvisioning, now)
-		delete(f.shortages, m.req.Placement)
 		f.eventLocked(m, Event{Type: Created})
 	case provider.HasCode(err, provider.CodeCollision):
 		// Somebody else's: leave it alone and draw another UID.
@@ -157,20 +156,24 @@ func (f *Fleet) look(m *member) step {
 		ctx, cancel := context.WithTimeout(ctx, f.cfg.CallTimeout)
 		defer cancel()
 		in, err := f.cfg.Provider.Get(ctx, id)
-		if err != nil {
+		switch {
+		case errors.Is(err, provider.ErrNotFound):
+			cause := f.whyGone(ctx, id)
+			return func(now time.Time) { f.goneLocked(m, now, cause) }
+		case err != nil:
 			return func(now time.Time) { f.notSeenLocked(m, now, err) }
+		case in.State == provider.StateRunning:
+			return f.serve(m, in)
 		}
-		if in.State != provider.StateRunning {
-			return func(now time.Time) { f.notRunningLocked(m, now, in) }
+		if f.overdue(m, in.State) {
+			in.Reason += f.lastWords(ctx, id)
 		}
-		return f.serve(m, in)
+		return func(now time.Time) { f.notRunningLocked(m, now, in) }
 	}
 }
 
 func (f *Fleet) notSeenLocked(m *member, now time.Time, err error) {
 	switch {
-	case errors.Is(err, provider.ErrNotFound):
-		f.endLocked(m, now, PhaseDeleting, "it is gone")
 	case provider.HasCode(err, provider.CodeUnconfigured):
 		f.letGoLocked(m, err)
 	default:
@@ -263,6 +266,7 @@ func (f *Fleet) servingLocked(m *member, now time.Time) {
 	m.saw(provider.StateRunning, now)
 	if m.phase == PhaseBooting {
 		m.enter(PhaseServing, now, "")
+		delete(f.shortages, m.req.Placement) // acceptance alone proves no room
 		f.eventLocked(m, Event{Type: Running})
 	}
 	m.failures = 0

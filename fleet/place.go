@@ -62,13 +62,12 @@ func (f *Fleet) waitForRoomLocked(m *member, now time.Time) bool {
 	return true
 }
 
-// noRoomLocked remembers a shortage. Where the provider can choose another place,
-// the member makes way for one with another UID there.
-func (f *Fleet) noRoomLocked(m *member, now time.Time, err error) {
-	s := f.shortages[m.req.Placement]
+// avoidLocked has a placement left alone for a while, and returns until when.
+func (f *Fleet) avoidLocked(p provider.Placement, now time.Time, err error) time.Time {
+	s := f.shortages[p]
 	if s == nil {
 		s = &shortage{}
-		f.shortages[m.req.Placement] = s
+		f.shortages[p] = s
 	}
 	pause := min(shortageFirst<<min(s.failures, 20), shortageMost)
 	var known *provider.Error
@@ -77,8 +76,15 @@ func (f *Fleet) noRoomLocked(m *member, now time.Time, err error) {
 	}
 	s.failures++
 	s.until = now.Add(pause)
+	return s.until
+}
+
+// noRoomLocked remembers a shortage. Where the provider can choose another place,
+// the member makes way for one with another UID there.
+func (f *Fleet) noRoomLocked(m *member, now time.Time, err error) {
+	until := f.avoidLocked(m.req.Placement, now, err)
 	f.failedLocked(m, now, "Create", err)
-	m.due = s.until
+	m.due = until
 	if _, ok := provider.As[provider.Placer](f.cfg.Provider); ok {
 		reason := m.reason
 		m.enter(PhaseDeleting, now, reason)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -347,15 +348,35 @@ func (e *exam) examineNetwork(ctx context.Context) {
 		return
 	}
 	name := or(e.host.Bridge, e.host.Macvtap)
-	devices, err := e.client().netDevices(ctx)
-	switch found := slices.ContainsFunc(devices, func(d string) bool { return isNetDevice(d, name) }); {
-	case err != nil || len(devices) == 0:
+	switch found, known := e.hasInterface(ctx, name); {
+	case !known:
 		e.add(check, provider.FindingSkipped, "on the host: ip -br link show "+name, "this host's libvirt does not tell its network interfaces")
 	case !found:
 		e.add(check, provider.FindingFailure, "make it on the host, or correct the configuration: ip -br link shows what there is", "the host has no interface %s", name)
 	default:
 		e.add(check, provider.FindingOK, "", "%s is there", name)
 	}
+}
+
+// hasInterface asks libvirt, which does not always see what was made since, and
+// then the host itself.
+func (e *exam) hasInterface(ctx context.Context, name string) (found, known bool) {
+	devices, err := e.client().netDevices(ctx)
+	known = err == nil && len(devices) > 0
+	if slices.ContainsFunc(devices, func(d string) bool { return isNetDevice(d, name) }) {
+		return true, true
+	}
+	if e.host.local() {
+		_, err := net.InterfaceByName(name)
+		return err == nil, known || err == nil
+	}
+	switch e.host.shell(ctx, "if ip link show dev "+shellQuote(name)+" > /dev/null 2>&1; then echo yes; else command -v ip > /dev/null && echo no; fi") {
+	case "yes":
+		return true, true
+	case "no":
+		return false, true
+	}
+	return false, known
 }
 
 // isNetDevice tells whether a device of libvirt is the network interface of that

@@ -39,7 +39,11 @@ func (h *hostConn) uploadImage(ctx context.Context, vol libvirt.StorageVol, sour
 		return 0, err
 	}
 	defer s.drop("", nil)
-	lanes := h.lanes(s.roundTrip())
+	distance, err := h.distance(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	lanes := h.lanes(distance)
 	if lanes == 1 || (length >= 0 && length <= segmentSize) {
 		return h.uploadStream(ctx, s, vol, source, uint64(max(length, 0)), sent) //nolint:gosec // not negative.
 	}

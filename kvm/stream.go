@@ -25,13 +25,23 @@ func (s streamAPI) StorageVolDownload(vol libvirt.StorageVol, w io.Writer, offse
 	return s.conn.StorageVolDownload(vol, w, offset, length)
 }
 
-// roundTrip is how long the host took to answer over this connection, 0 where
-// that is not known.
-func (s *session) roundTrip() time.Duration {
-	if stream, ok := s.api.(streamAPI); ok {
-		return stream.conn.RoundTrip()
+// distance is how long the host takes to answer over this connection; 0 for this
+// machine, however busy it is.
+func (h *hostConn) distance(ctx context.Context, s *session) (roundTrip time.Duration, err error) {
+	stream, ok := s.api.(streamAPI)
+	if _, near := h.transport.(localTransport); near || !ok {
+		return 0, nil
 	}
-	return 0
+	measured := make(chan time.Duration, 1)
+	err = h.introduce(ctx, func() { s.drop("", nil) }, func() error {
+		took, err := stream.conn.RoundTrip()
+		measured <- took
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return <-measured, nil
 }
 
 // dialStream is the connector of connections that move the content of volumes.
