@@ -44,6 +44,11 @@ type app struct {
 	// patience bounds the cleaning up after an interrupt.
 	patience time.Duration
 
+	// colour is whether standard output takes colours.
+	colour bool
+	// kvms are what the providers file says of its kvm providers, by their names.
+	kvms map[string]kvm.Config
+
 	flags globalFlags
 	// ctx lives until the first interrupt, insistence until the second.
 	ctx, insistence context.Context
@@ -77,7 +82,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 		},
 		newUID: func() string { return strings.ToLower(rand.Text()) },
 		now:    time.Now,
-		poll:   2 * time.Second, settle: time.Minute, patience: 2 * time.Minute,
+		colour: wantsColour(stdout), kvms: map[string]kvm.Config{},
+		poll: 2 * time.Second, settle: time.Minute, patience: 2 * time.Minute,
 	}
 }
 
@@ -108,7 +114,7 @@ removed. Messages go to standard error, results to standard output.
 
 Exit codes:
   0    done
-  1    another failure
+  1    another failure: a check of doctor, a proxy that is not healthy
   2    wrong usage: a flag or an argument
   3    not found: an instance is gone that was there
   4    quota or capacity is used up
@@ -125,11 +131,15 @@ func (a *app) rootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.flags.providers, "providers", cmp.Or(os.Getenv("EGRESS_PROVIDERS"), defaultProviders),
 		"providers `file`; the environment's EGRESS_PROVIDERS is its default")
-	flags.StringVar(&a.flags.provider, "provider", "", "`name` of the provider; may be left out if the file has one")
+	flags.StringVar(&a.flags.provider, "provider", "", "`name` of the provider; may be left out if the file has one, and for doctor, images and sweep, which then take all")
 	flags.StringVar(&a.flags.tag, "tag", defaultTag, "`tag` of the instances")
 	flags.StringVarP(&a.flags.output, "output", "o", outputTable, "`format` of results: table or json")
 	flags.CountVarP(&a.flags.verbosity, "verbose", "v", "log each operation and call of libvirt; twice, with their bodies")
-	root.AddCommand(a.upCommand(), a.lsCommand(), a.rmCommand(), a.versionCommand())
+	root.AddCommand(
+		a.upCommand(), a.lsCommand(), a.getCommand(), a.rmCommand(), a.probeCommand(), a.consoleCommand(),
+		a.doctorCommand(), a.imagesCommand(), a.sweepCommand(), a.versionCommand(),
+	)
+	a.completeFlags(root)
 	return root
 }
 
@@ -152,17 +162,28 @@ type session struct {
 	name string
 }
 
-// open opens the providers file. The caller must Close the session.
-func (a *app) open() (*session, error) {
+// load opens the providers file. The caller must Close it.
+func (a *app) load() (*registry.Registry, error) {
 	log := newLogger(a.screen, a.flags.verbosity)
 	file, err := registry.Load(a.flags.providers, a.types(func(cfg *kvm.Config) {
 		cfg.Logger, cfg.Progress = log, a.screen.image
+		a.kvms[cfg.Name] = *cfg
 	}))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, advise(permanent(err), "name a providers file by --providers or EGRESS_PROVIDERS; examples/providers.yaml is one to begin with")
 	}
 	if err != nil {
 		return nil, advise(permanent(err), "correct the providers file")
+	}
+	return file, nil
+}
+
+// open opens the providers file and the provider that the flags choose. The
+// caller must Close the session.
+func (a *app) open() (*session, error) {
+	file, err := a.load()
+	if err != nil {
+		return nil, err
 	}
 	s := &session{Registry: file, name: a.flags.provider}
 	if s.p, err = s.choose(); err != nil {
@@ -180,11 +201,11 @@ func (s *session) choose() (provider.Provider, error) {
 	case s.name == "":
 		return nil, usagef("the providers file has %q: choose one by --provider", names)
 	case !slices.Contains(names, s.name):
-		return nil, usagef("--provider: %q: the providers file has %q", s.name, names)
+		return nil, unknownProvider(s.name, names)
 	}
 	p, err := s.Get(s.name)
 	if err != nil {
-		return nil, advise(permanent(err), "correct the provider's entry in the providers file")
+		return nil, unusable(err)
 	}
 	return p, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -21,6 +22,7 @@ type boot struct {
 	id       string
 	accepted bool
 	nothing  bool // the provider says that it left nothing, or nothing of ours
+	avoid    []provider.Placement
 	in       provider.Instance
 	endpoint endpoint.Endpoint
 	probe    *probe
@@ -28,16 +30,18 @@ type boot struct {
 	left     error // why it could not be removed
 }
 
-// run goes through the phases. The host's part and the guest's have the timeout
-// each.
+// run makes the proxy. Of one that came to nothing it shows how the guest fared.
 func (b *boot) run(ctx context.Context) error {
-	req, err := request(b.machine, b.uid, b.app.flags.tag)
-	if err != nil {
-		return err
+	err := b.phases(ctx)
+	if err != nil && b.accepted && ctx.Err() == nil && !errors.Is(err, provider.ErrNotFound) {
+		b.tellConsole(ctx)
 	}
-	b.say("creating, tag %s, uid %s", req.Tag, b.uid)
-	err = within(ctx, b.flags.timeout, func(ctx context.Context) error { return b.create(ctx, req) })
-	if err != nil {
+	return err
+}
+
+// phases are the host's part and the guest's, which have the timeout each.
+func (b *boot) phases(ctx context.Context) error {
+	if err := within(ctx, b.flags.timeout, b.place); err != nil {
 		return err
 	}
 	return within(ctx, b.flags.timeout, func(ctx context.Context) error {
@@ -46,6 +50,66 @@ func (b *boot) run(ctx context.Context) error {
 		}
 		return b.prove(ctx)
 	})
+}
+
+// place makes the instance where the provider says that there is room, and
+// somewhere else where it turns out that there was none. The other is an instance
+// of its own, with another UID.
+func (b *boot) place(ctx context.Context) error {
+	_, chooses := provider.As[provider.Placer](b.p)
+	var full error
+	for {
+		where, err := b.choose(ctx)
+		switch {
+		case full != nil && (err != nil || slices.Contains(b.avoid, where)):
+			return full // which says more than that no other place is left
+		case err != nil:
+			return err
+		}
+		machine := b.machine
+		machine.Placement = where
+		req, err := request(machine, b.uid, b.app.flags.tag)
+		if err != nil {
+			return err
+		}
+		b.say("creating%s, tag %s, uid %s", inZone(where), req.Tag, b.uid)
+		err = b.create(ctx, req)
+		if !errors.Is(err, provider.ErrQuotaExceeded) || !chooses || b.machine.Placement.Zone != "" {
+			return err
+		}
+		b.say("no room%s: %v", inZone(where), err)
+		full = err
+		if err := b.remove(ctx); err != nil {
+			return errors.Join(full, err)
+		}
+		b.avoid = append(b.avoid, where)
+		b.uid, b.id, b.nothing = b.newUID(), "", false
+		b.name = provider.Name(b.uid)
+	}
+}
+
+func inZone(p provider.Placement) string {
+	if p.Zone == "" {
+		return ""
+	}
+	return " on " + p.Zone
+}
+
+// choose asks the provider for a place until it answers. One that does not choose
+// leaves it as the flags have it.
+func (b *boot) choose(ctx context.Context) (provider.Placement, error) {
+	for {
+		where, err := provider.Place(ctx, b.p, provider.PlaceRequest{UID: b.uid, Placement: b.machine.Placement, Avoid: b.avoid})
+		if err == nil || errors.Is(err, provider.ErrPermanent) || errors.Is(err, provider.ErrQuotaExceeded) {
+			return where, err
+		}
+		if ctx.Err() == nil {
+			b.say("no place chosen yet: %v", err)
+		}
+		if !sleep(ctx, b.poll) {
+			return where, fmt.Errorf("no place was found for %s within %v: %w", b.name, b.flags.timeout, err)
+		}
+	}
 }
 
 func within(ctx context.Context, d time.Duration, f func(context.Context) error) error {
@@ -94,11 +158,12 @@ func (b *boot) create(ctx context.Context, req provider.CreateRequest) error {
 func (b *boot) wait(ctx context.Context) (err error) {
 	b.in, err = provider.WaitRunning(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: b.tell})
 	if provider.HasCode(err, provider.CodeTerminal) {
-		return advise(err, "see its console log on the host, /var/log/libvirt/qemu/%s-console.log; with --keep the instance stays", b.name)
+		return advise(err, "see its console: with --keep the instance stays, and then: %s; on the host it is /var/log/libvirt/qemu/%s-console.log",
+			b.command("console", b.name), b.name)
 	}
 	if err != nil && ctx.Err() != nil {
-		return advise(err, "give it longer by --timeout, or find out what it waits for in /var/log/libvirt/qemu/%s-console.log on the host: "+
-			"the guest agent must get installed to tell the address, and for that the guest needs a way out", b.name)
+		return advise(err, "give it longer by --timeout, or find out what it waits for, by --keep and then: %s; "+
+			"the guest agent must get installed to tell the address, and for that the guest needs a way out", b.command("console", b.name))
 	}
 	if err != nil {
 		return err
@@ -124,14 +189,14 @@ func (b *boot) tell(in provider.Instance, err error) {
 // prove fetches through the proxy until it works. While nothing answers, it is
 // being installed; an answer that stays the same is believed after a while.
 func (b *boot) prove(ctx context.Context) error {
-	b.say("probing %s through %s", b.flags.probeURL, b.endpoint.URL)
+	b.say("probing %s through %s", b.flags.probe.url, b.endpoint.URL)
 	var answer string
 	var since time.Time
 	for {
 		r := b.prober.Probe(ctx, b.endpoint)
 		if r.Err == nil {
-			b.probe = &probe{URL: b.flags.probeURL, Status: r.Status, Milliseconds: r.Timings.Total.Milliseconds()}
-			b.say("healthy: %d from %s in %v", r.Status, b.flags.probeURL, r.Timings.Total.Round(time.Millisecond))
+			b.probe = &probe{URL: b.flags.probe.url, Status: r.Status, Milliseconds: r.Timings.Total.Milliseconds(), EgressIP: r.EgressIP}
+			b.say("healthy: %d from %s in %v", r.Status, b.flags.probe.url, r.Timings.Total.Round(time.Millisecond))
 			return nil
 		}
 		if ctx.Err() == nil {

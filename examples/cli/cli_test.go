@@ -42,6 +42,8 @@ type world struct {
 	host    *local.Host
 	key     []byte
 	signals chan os.Signal
+	// site, if set, answers in place of the site's page.
+	site http.HandlerFunc
 	// change, if set, may replace parts of the program before it runs.
 	change func(*app)
 	// wrap, if set, stands between the program and the provider.
@@ -54,7 +56,13 @@ type world struct {
 func newWorld(t *testing.T, cfg local.HostConfig) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), key: bytes.Repeat([]byte("k"), 32), signals: make(chan os.Signal, 4)}
-	site := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, "hello") }))
+	site := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if w.site != nil {
+			w.site(rw, r)
+			return
+		}
+		fmt.Fprint(rw, "hello")
+	}))
 	t.Cleanup(site.Close)
 	cfg.Resolve = map[string]string{"example.com": site.Listener.Addr().String()}
 	var err error

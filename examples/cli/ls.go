@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -144,8 +143,5 @@ func (a *app) writeList(l list, urls bool) error {
 		a.screen.say("nothing has the tag %s", a.flags.tag)
 		return nil
 	}
-	if err := writeTable(a.stdout, l.Instances, urls, a.now()); err != nil {
-		return fmt.Errorf("writing the table: %w", err)
-	}
-	return nil
+	return a.printTable(instanceTable(l.Instances, urls, a.now()))
 }

@@ -49,7 +49,7 @@ type machineFlags struct {
 var squidFlags = []string{"clients", "destinations", "connect-ports", "ssh-key", "key-file"}
 
 func (m *machineFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&m.placement.Zone, "zone", "", "`host` or zone; may be left out if there is one")
+	flags.StringVar(&m.placement.Zone, "zone", "", "`host` or zone; the one with the most room if left out")
 	flags.StringVar(&m.placement.MachineType, "machine-type", "", "machine `type`; may be left out if there is one")
 	flags.StringVar(&m.placement.Image, "image", "", "`image`, by its key or URL; may be left out if there is one")
 	flags.IntVar(&m.port, "port", defaultPort, "TCP `port` of the proxy")

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -39,6 +36,8 @@ type probe struct {
 	URL          string `json:"url"`
 	Status       int    `json:"status"`
 	Milliseconds int64  `json:"milliseconds"`
+	// EgressIP is what the target saw, where it tells.
+	EgressIP netip.Addr `json:"egressIP,omitzero"`
 }
 
 // missing is a part of a list that could not be read.
@@ -79,23 +78,21 @@ func (a *app) writeJSON(v any) error {
 	return e.Encode(v)
 }
 
-// writeTable writes instances for people.
-func writeTable(w io.Writer, all []instance, urls bool, now time.Time) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+// instanceTable is a list of instances for people.
+func instanceTable(all []instance, urls bool, now time.Time) table {
 	last := "REASON"
 	if urls {
 		last = "URL"
 	}
-	fmt.Fprintln(t, "NAME\tSTATE\tADDRESS\tPORT\tZONE\tAGE\t"+last)
+	t := table{header: []string{"NAME", "STATE", "ADDRESS", "PORT", "ZONE", "AGE", last}}
 	for _, in := range all {
-		last := cmp.Or(in.Reason, "-")
+		last := in.Reason
 		if urls {
-			last = cmp.Or(in.URL, "-")
+			last = in.URL
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", in.Name, in.State, cmp.Or(in.Address, "-"),
-			orDash(in.Port), cmp.Or(in.Zone, "-"), age(in.CreatedAt, now), last)
+		t.add(in.Name, string(in.State), in.Address, orDash(in.Port), in.Zone, age(in.CreatedAt, now), last)
 	}
-	return t.Flush()
+	return t
 }
 
 func orDash(n int) string {

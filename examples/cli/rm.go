@@ -32,7 +32,8 @@ func (a *app) rmCommand() *cobra.Command {
 		Use: "rm NAME|ID|UID...", Short: "Remove instances", Long: rmHelp,
 		Example: `  egressctl rm proxy-abcdefghijklmnop
   egressctl rm --all`,
-		Args: func(_ *cobra.Command, args []string) error { return f.check(args) },
+		ValidArgsFunction: a.completeInstance,
+		Args:              func(_ *cobra.Command, args []string) error { return f.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withSession(func(s *session) error {
 				return (&removal{app: a, session: s, flags: &f}).run(cmd.Context(), args)
@@ -108,7 +109,6 @@ func each(n int, f func(int)) {
 // targets are the IDs that the arguments mean. A list is asked for only where
 // an argument is no ID.
 func (r *removal) targets(ctx context.Context, args []string) ([]string, error) {
-	isID := func(arg string) bool { return strings.Contains(arg, "/") }
 	if !r.flags.all && !slices.ContainsFunc(args, func(arg string) bool { return !isID(arg) }) {
 		return args, nil
 	}
@@ -126,15 +126,14 @@ func (r *removal) targets(ctx context.Context, args []string) ([]string, error) 
 	var ids []string
 	var errs []error
 	for _, arg := range args {
-		i := slices.IndexFunc(list, func(in provider.Instance) bool { return in.UID == arg || in.Name == arg })
+		in, found := among(list, arg)
 		switch {
 		case isID(arg):
 			ids = append(ids, arg)
-		case i >= 0:
-			ids = append(ids, list[i].ID)
+		case found:
+			ids = append(ids, in.ID)
 		case partial:
-			errs = append(errs, advise(marked{fmt.Errorf("%s: not found where the list could be read", arg), provider.ErrTransient},
-				"try again when the hosts above answer, or give its ID"))
+			errs = append(errs, notWhereRead(arg))
 		default:
 			r.absent(arg, fmt.Sprintf("nothing with the tag %s has that name or UID", r.app.flags.tag))
 		}
@@ -217,8 +216,7 @@ func (r *removal) mayRemove(ctx context.Context, id string) (there bool, err err
 		case errors.Is(err, provider.ErrNotFound):
 			return false, nil
 		case err == nil && in.Tag != r.app.flags.tag:
-			return true, advise(permanent(fmt.Errorf("%s has the tag %s and not %s", id, in.Tag, r.app.flags.tag)),
-				"if it is yours: %s", r.commandFor(in.Tag, "rm", id))
+			return true, r.wrongTag(in, "rm")
 		case err == nil:
 			return true, nil
 		case errors.Is(err, provider.ErrPermanent):

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/examples/internal/setup"
 	"github.com/egressfleet/egress/health"
 	"github.com/egressfleet/egress/provider"
@@ -21,13 +20,12 @@ import (
 // upFlags are the flags of up.
 type upFlags struct {
 	machineFlags
-	count    int
-	timeout  time.Duration
-	probeURL string
-	probeCA  string
-	noProbe  bool
-	keep     bool
-	hold     bool
+	probe   probeFlags
+	count   int
+	timeout time.Duration
+	noProbe bool
+	keep    bool
+	hold    bool
 }
 
 const upHelp = `Make a proxy, wait until a fetch through it works, and print its URL.
@@ -36,9 +34,10 @@ Standard output gets the URL, with user name and password, and nothing else: one
 line for each proxy, or with -o json what ls tells too. Anyone who has the
 password may use the proxy, from the networks of --clients.
 
-What did not become healthy is removed again, unless --keep is given. Ctrl-C
-removes all that this call made; a second Ctrl-C leaves it, and tells how to
-remove it.`
+Without --zone the provider chooses the host with the most room, and another one
+where that turns out to be full. Of what did not become healthy the end of its
+console is shown, and it is removed again, unless --keep is given. Ctrl-C removes
+all that this call made; a second Ctrl-C leaves it, and tells how to remove it.`
 
 func (a *app) upCommand() *cobra.Command {
 	var f upFlags
@@ -55,8 +54,7 @@ func (a *app) upCommand() *cobra.Command {
 	flags.IntVar(&f.count, "count", 1, "how many")
 	flags.DurationVar(&f.timeout, "timeout", provider.BootTimeout,
 		"how long to wait for the host to take the instance, its image fetched, and then for the proxy to be healthy")
-	flags.StringVar(&f.probeURL, "probe", "https://example.com/", "`URL` that must be fetched through the proxy")
-	flags.StringVar(&f.probeCA, "probe-ca", "", "PEM `file` with the authorities that its certificate is verified by; the system's if empty")
+	f.probe.register(flags)
 	flags.BoolVar(&f.noProbe, "no-probe", false, "end when the instance has an address, whether its proxy works or not")
 	flags.BoolVar(&f.keep, "keep", false, "leave what failed or was interrupted, to look into it")
 	flags.BoolVar(&f.hold, "hold", false, "stay, and remove the proxies at Ctrl-C; always so with a local provider")
@@ -100,17 +98,7 @@ func (f *upFlags) prober() (*health.Prober, error) {
 	if f.noProbe {
 		return nil, nil
 	}
-	roots, err := setup.Roots(f.probeCA)
-	if err != nil {
-		return nil, usagef("--probe-ca: %w", err)
-	}
-	p, err := health.NewProber(health.ProbeConfig{
-		URL: f.probeURL, Timeout: 20 * time.Second, Transport: endpoint.TransportConfig{TargetRoots: roots},
-	})
-	if err != nil {
-		return nil, usagef("--probe: %w", err)
-	}
-	return p, nil
+	return f.probe.prober(20 * time.Second)
 }
 
 // run makes the proxies side by side, and removes those that came to nothing.
