@@ -103,14 +103,16 @@ var libvirtTexts = []struct {
 	{regexp.MustCompile(`No space left on device|Disk quota exceeded|Cannot allocate memory|not enough space`), provider.ErrQuotaExceeded, "", ""},
 	{regexp.MustCompile(`(?i)unable to find any firmware|firmware.*(auto)?select`), provider.ErrPermanent, codeNoFirmware,
 		"install ovmf (Debian, Ubuntu) or edk2-ovmf (RHEL, Fedora) on the host, or set the image's firmware to bios"},
-	{regexp.MustCompile(`(Cannot get interface|Unable to add bridge|Failed to add tap interface).*No such device`), provider.ErrPermanent, codeNoBridge,
+	{regexp.MustCompile(`(Cannot get interface|Unable to get index for interface|Unable to add bridge|Failed to add tap interface).*No such device`), provider.ErrPermanent, codeNoBridge,
 		"make the bridge or interface on the host, or correct hosts[].bridge or macvtap"},
 	{regexp.MustCompile(`(?i)no network with matching name`), provider.ErrPermanent, "",
 		"define it on the host (virsh net-define), or correct hosts[].network"},
 	{regexp.MustCompile(`(?i)network '.*' is not active`), provider.ErrTransient, codeNetworkInactive,
 		"start the network on the host: virsh net-start, virsh net-autostart"},
-	{regexp.MustCompile(`(?i)requesting a vlan tag.*not supported`), provider.ErrPermanent, codeNoVLAN,
+	{regexp.MustCompile(`(?i)vlan tag.*not supported`), provider.ErrPermanent, codeNoVLAN,
 		"use a bridge of Open vSwitch (openVSwitch: true), libvirt 11 and a bridge with vlan_filtering, or a bridge on an interface for the tag and no vlan"},
+	{regexp.MustCompile(`Unable to add port .* to OVS bridge`), provider.ErrTransient, "",
+		"is it a bridge of Open vSwitch, and does that run there? Else leave out hosts[].openVSwitch"},
 	{regexp.MustCompile(`storage pool '.*' is not active`), provider.ErrTransient, "", "start the pool on the host: virsh pool-start, virsh pool-autostart"},
 }
 

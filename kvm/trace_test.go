@@ -316,6 +316,11 @@ func TestErrorTable(t *testing.T) {
 		{libvirt.ErrInternalError, "pool 'default' has asynchronous jobs running.", provider.ErrTransient, "ErrInternalError"},
 		{libvirt.ErrOperationFailed, "Unable to find any firmware to satisfy 'efi'", provider.ErrPermanent, "NoFirmware"},
 		{libvirt.ErrSystemError, "Cannot get interface MTU on 'br9': No such device", provider.ErrPermanent, "NoBridge"},
+		{libvirt.ErrSystemError, "Unable to get index for interface eno9: No such device", provider.ErrPermanent, "NoBridge"},
+		{libvirt.ErrConfigUnsupported, "unsupported configuration: an interface of type 'bridge' is requesting a vlan tag, but that is not supported for this type of connection", provider.ErrPermanent, "NoVLAN"},
+		{libvirt.ErrOperationInvalid, "Requested operation is not valid: network 'n' is not active", provider.ErrTransient, "NetworkInactive"},
+		{libvirt.ErrNoNetwork, "Network not found: no network with matching name 'n'", provider.ErrPermanent, "ErrNoNetwork"},
+		{libvirt.ErrInternalError, "internal error: Unable to add port vnet3 to OVS bridge br0", provider.ErrTransient, "ErrInternalError"},
 		{libvirt.ErrOperationInvalid, "storage pool 'p' is not active", provider.ErrTransient, "ErrOperationInvalid"},
 		{libvirt.ErrOperationTimeout, "x", provider.ErrTransient, "ErrOperationTimeout"},
 	} {

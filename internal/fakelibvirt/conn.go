@@ -408,7 +408,7 @@ func (h *Host) plug(i libvirtxml.DomainInterface) error {
 	case i.Source.Bridge != nil && slices.Contains(h.NoBridges, i.Source.Bridge.Bridge):
 		return Errorf(libvirt.ErrSystemError, "Cannot get interface MTU on '%s': No such device", i.Source.Bridge.Bridge)
 	case i.Source.Bridge != nil && i.VLan != nil && i.VirtualPort == nil:
-		return Errorf(libvirt.ErrConfigUnsupported, "unsupported configuration: an interface of type 'bridge' is requesting a vlan tag, but that is not supported for this type of connection")
+		return Errorf(libvirt.ErrConfigUnsupported, "unsupported configuration: interface %s - vlan tag not supported for this connection type", i.MAC.Address)
 	case i.Source.Network != nil && !h.networks[i.Source.Network.Network]:
 		return Errorf(libvirt.ErrOperationInvalid, "Requested operation is not valid: network '%s' is not active", i.Source.Network.Network)
 	}
