@@ -17,7 +17,7 @@ cross: ## Check that every module builds for Linux and macOS.
 	@scripts/cross
 
 bench: ## Measure beside peers; RUN=REGEXP for some of it.
-	@cd bench && go run . -run "$(RUN)"
+	@scripts/bench "$(RUN)"
 
 lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 	@lab/up

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -162,25 +164,45 @@ func diskFile(size int) string {
 	return path
 }
 
-// distant makes a TCP proxy to the hypervisor's sshd that delays each direction.
+// distant starts a TCP proxy to the hypervisor's sshd that delays each direction,
+// in a process of its own.
 func (h hypervisor) distant(delay time.Duration) (address string, stop func()) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	cmd := exec.Command(os.Args[0], "-delay", delay.String(), "-to", h.address)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
 	must(err)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go h.carry(conn, delay)
-		}
-	}()
-	return l.Addr().String(), func() { _ = l.Close() }
+	in, err := cmd.StdinPipe() // whose end ends it
+	must(err)
+	must(cmd.Start())
+	address, err = bufio.NewReader(out).ReadString('\n')
+	must(err)
+	return strings.TrimSpace(address), func() {
+		must(in.Close())
+		must(cmd.Wait())
+	}
 }
 
-func (h hypervisor) carry(conn net.Conn, delay time.Duration) {
+// serveDelay is that process.
+func serveDelay(target string, delay time.Duration) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	fmt.Println(l.Addr())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		_ = l.Close()
+	}()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go carry(conn, target, delay)
+	}
+}
+
+func carry(conn net.Conn, target string, delay time.Duration) {
 	defer func() { _ = conn.Close() }()
-	far, err := net.Dial("tcp", h.address)
+	far, err := net.Dial("tcp", target)
 	if err != nil {
 		return
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,8 +54,10 @@ func newMaker() (*maker, error) {
 	must(os.MkdirAll(m.dir, 0o755))
 	blank := filepath.Join(m.dir, "blank.qcow2")
 	mustRun("qemu-img", "create", "-q", "-f", "qcow2", blank, "1G")
-	m.p = h.provider("", m.rec.trace(), map[string]kvm.Image{"blank": {URL: blank}})
-	m.image, err = m.p.PullImage(context.Background(), kvm.PullRequest{Again: true})
+	content, err := os.ReadFile(blank)
+	must(err)
+	m.p = h.provider("", m.rec.trace(), map[string]kvm.Image{"blank": {URL: blank, SHA256: fmt.Sprintf("%x", sha256.Sum256(content))}})
+	m.image, err = m.p.PullImage(context.Background(), kvm.PullRequest{})
 	return m, err
 }
 

@@ -34,9 +34,16 @@ func (s skipped) Error() string { return string(s) }
 func main() {
 	only := flag.String("run", "", "measure only the names that match this `regexp`")
 	farm := flag.Bool("farm", false, "serve the proxies that the others probe; used by this program itself")
+	list := flag.Bool("list", false, "only name what would be measured")
+	delay := flag.Duration("delay", 0, "delay what goes to another address; used by this program itself")
+	toward := flag.String("to", "", "where that is")
 	flag.Parse()
-	if *farm {
+	switch {
+	case *farm:
 		serveFarm()
+		return
+	case *delay > 0:
+		serveDelay(*toward, *delay)
 		return
 	}
 	pattern, err := regexp.Compile(*only)
@@ -44,12 +51,18 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench: -run:", err)
 		os.Exit(2)
 	}
+	all := slices.DeleteFunc(slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets, uploadTargets, machineTargets),
+		func(t target) bool { return !pattern.MatchString(t.name) })
+	if *list {
+		for _, t := range all {
+			fmt.Println(t.name)
+		}
+		return
+	}
 	fmt.Printf("%s %s/%s, %d CPUs, %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
 	var lines []string
-	for _, t := range slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets, uploadTargets, machineTargets) {
-		if pattern.MatchString(t.name) {
-			lines = append(lines, run(t))
-		}
+	for _, t := range all {
+		lines = append(lines, run(t))
 	}
 	fmt.Println()
 	fmt.Println(strings.Join(lines, "\n"))

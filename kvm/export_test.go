@@ -72,6 +72,9 @@ func UseLanes(p *Provider, host string, n int) {
 // LanesFor chooses their number.
 var LanesFor = lanesFor
 
+// SegmentsPay decides whether they are worth it.
+var SegmentsPay = segmentsPay
+
 // SegmentSize is the size of the parts that are sent over several connections.
 const SegmentSize = segmentSize
 

@@ -233,7 +233,8 @@ func (w imageHost) checkSpace(ctx context.Context, image *diskimage.Image) error
 
 // fill sends the image into its volume, checks it, and writes the marker last.
 func (w imageHost) fill(ctx context.Context, image *diskimage.Image, vol libvirt.StorageVol) (base, error) {
-	sent, err := w.h.uploadImage(ctx, vol, image, image.Length(), w.progress(vol.Name, image))
+	refresh := func() error { return whileBusy(ctx, func() error { return w.c.refreshPool(ctx, w.pool) }) }
+	sent, err := w.h.uploadImage(ctx, vol, image, image.Length(), refresh, w.progress(vol.Name, image))
 	if err != nil {
 		return base{}, err
 	}

@@ -429,6 +429,11 @@ func TestLanes(t *testing.T) {
 	assert.Equal(t, 2, kvm.LanesFor(10*time.Millisecond))
 	assert.Equal(t, 5, kvm.LanesFor(50*time.Millisecond))
 	assert.Equal(t, 5, kvm.LanesFor(time.Second))
+
+	// A pool that takes long to read costs more than several lanes gain.
+	assert.True(t, kvm.SegmentsPay(50*time.Millisecond, 100*time.Millisecond, 5))
+	assert.False(t, kvm.SegmentsPay(50*time.Millisecond, 300*time.Millisecond, 5))
+	assert.False(t, kvm.SegmentsPay(10*time.Millisecond, 100*time.Millisecond, 2))
 }
 
 // TestBackgroundFetch answers at once while the image is on its way.

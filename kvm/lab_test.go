@@ -649,6 +649,9 @@ func TestLabHostFallsSilent(t *testing.T) {
 type stallProxy struct {
 	listener net.Listener
 	stalled  atomic.Bool // connections of before are silent for ever
+
+	mu    sync.Mutex
+	conns []net.Conn
 }
 
 func newStallProxy(t *testing.T, target string) *stallProxy {
@@ -672,12 +675,25 @@ func newStallProxy(t *testing.T, target string) *stallProxy {
 				_ = in.Close()
 				continue
 			}
+			p.mu.Lock()
+			p.conns = append(p.conns, in, out)
+			p.mu.Unlock()
 			dead := &atomic.Bool{}
 			conns.Go(func() { p.copy(out, in, dead) })
 			conns.Go(func() { p.copy(in, out, dead) })
 		}
 	})
 	return p
+}
+
+// cut ends all connections.
+func (p *stallProxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+	p.conns = nil
 }
 
 // heal lets new connections through.

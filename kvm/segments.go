@@ -15,9 +15,10 @@ import (
 // in a round trip, however fast the line. A distant host therefore gets an image
 // in segments, over several channels at the same time.
 const (
+	channelWindow = 2 << 20
 	// segmentSize is a compromise: each costs two round trips for its call and its
 	// end, and each channel holds one in memory.
-	segmentSize = 6 << 20
+	segmentSize = 10 << 20
 	maxLanes    = 5
 	// laneRoundTrip is the round trip from which on one channel does not fill a
 	// line of some hundred megabytes a second.
@@ -29,25 +30,54 @@ func lanesFor(roundTrip time.Duration) int {
 	return min(1+int(roundTrip/laneRoundTrip), maxLanes)
 }
 
+// segmentsPay tells whether segments over so many lanes are faster than one
+// channel, where libvirtd reads its whole pool anew after each of them, which
+// takes that long.
+func segmentsPay(roundTrip, refresh time.Duration, lanes int) bool {
+	const windows = segmentSize / channelWindow
+	one := windows * roundTrip
+	many := (windows + 2) * roundTrip / time.Duration(lanes)
+	return one > many+refresh
+}
+
 // uploadImage sends the source into the volume, in the way that suits the
 // distance, and returns how many bytes it sent. Length is -1 where it is not
-// known. sent, if not nil, is called as packets were sent, by one goroutine at
-// a time.
-func (h *hostConn) uploadImage(ctx context.Context, vol libvirt.StorageVol, source io.Reader, length int64, sent func()) (int64, error) {
+// known. refresh has libvirtd read the pool anew. sent, if not nil, is called as
+// packets were sent, by one goroutine at a time.
+func (h *hostConn) uploadImage(ctx context.Context, vol libvirt.StorageVol, source io.Reader, length int64, refresh func() error, sent func()) (int64, error) {
 	s, err := h.openUpload(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer s.drop("", nil)
+	lanes, err := h.lanesTo(ctx, s, length, refresh)
+	switch {
+	case err != nil:
+		return 0, err
+	case lanes == 1:
+		return h.uploadStream(ctx, s, vol, source, uint64(max(length, 0)), sent) //nolint:gosec // not negative.
+	}
+	return newSegmented(h, vol, lanes, sent).run(ctx, s, source)
+}
+
+// lanesTo measures the host and chooses how to send.
+func (h *hostConn) lanesTo(ctx context.Context, s *session, length int64, refresh func() error) (int, error) {
 	distance, err := h.distance(ctx, s)
 	if err != nil {
 		return 0, err
 	}
 	lanes := h.lanes(distance)
 	if lanes == 1 || (length >= 0 && length <= segmentSize) {
-		return h.uploadStream(ctx, s, vol, source, uint64(max(length, 0)), sent) //nolint:gosec // not negative.
+		return 1, nil
 	}
-	return newSegmented(h, vol, lanes, sent).run(ctx, s, source)
+	start := time.Now()
+	if err := refresh(); err != nil {
+		return 0, err
+	}
+	if distance > 0 && !segmentsPay(distance, time.Since(start)-distance, lanes) {
+		return 1, nil
+	}
+	return lanes, nil
 }
 
 // segment is a part of a volume.

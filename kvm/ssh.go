@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/crypto/ssh"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // transport opens connections to the libvirt socket of one host.
@@ -98,13 +100,27 @@ func (t sshTransport) open(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	var conn net.Conn
+	conn, err := t.dialSockets(ctx, link)
+	if err == nil {
+		return conn, nil
+	}
+	why := t.openError(ctx, link, err)
+	if provider.HasCode(why, codeForwardingRefused) {
+		// A socket that came to life since looks the same as a forbidden one.
+		if conn, err := t.dialSockets(ctx, link); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, why
+}
+
+func (t sshTransport) dialSockets(ctx context.Context, link *sshLink) (conn net.Conn, err error) {
 	for _, path := range t.host.sockets() {
 		if conn, err = link.client.DialContext(ctx, "unix", path); err == nil {
 			return conn, nil
 		}
 	}
-	return nil, t.openError(ctx, link, err)
+	return nil, err
 }
 
 // openError finds out why no socket could be opened. OpenSSH gives the same

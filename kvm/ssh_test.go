@@ -321,3 +321,16 @@ func TestLocalSocket(t *testing.T) {
 	require.ErrorIs(t, err, provider.ErrTransient)
 	assert.True(t, provider.HasCode(err, "SocketUnreachable"))
 }
+
+// TestSSHSocketThatComesToLife is not taken for one that may not be forwarded:
+// libvirtd restarts between the refusal and the look at its socket.
+func TestSSHSocketThatComesToLife(t *testing.T) {
+	r := newSSHRig(t, func(r *sshRig) {
+		r.server.Reject(ssh.ConnectionFailed)
+		r.server.Shell(func(string) string {
+			r.server.Reject(0)
+			return "fine"
+		})
+	})
+	require.NoError(t, r.list(testContext(t)))
+}
