@@ -137,7 +137,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.CountVarP(&a.flags.verbosity, "verbose", "v", "log each operation and call of libvirt; twice, with their bodies")
 	root.AddCommand(
 		a.upCommand(), a.lsCommand(), a.getCommand(), a.rmCommand(), a.probeCommand(), a.consoleCommand(),
-		a.doctorCommand(), a.imagesCommand(), a.sweepCommand(), a.versionCommand(),
+		a.doctorCommand(), a.imagesCommand(), a.sweepCommand(), a.serveCommand(), a.versionCommand(),
 	)
 	a.completeFlags(root)
 	return root
@@ -164,7 +164,7 @@ type session struct {
 
 // load opens the providers file. The caller must Close it.
 func (a *app) load() (*registry.Registry, error) {
-	log := newLogger(a.screen, a.flags.verbosity)
+	log := a.logger()
 	file, err := registry.Load(a.flags.providers, a.types(func(cfg *kvm.Config) {
 		cfg.Logger, cfg.Progress = log, a.screen.image
 		a.kvms[cfg.Name] = *cfg

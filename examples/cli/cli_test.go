@@ -188,7 +188,7 @@ func (p wrapped) ListByTag(ctx context.Context, tag string) ([]provider.Instance
 func golden(t *testing.T, name, text string) {
 	t.Helper()
 	for pattern, by := range map[string]string{
-		`127\.0\.0\.1:\d+`: "127.0.0.1:PORT", `in \d+ms`: "in N ms", `\(\d+(\.\d+)?m?s\)`: "(N s)",
+		`127\.0\.0\.1:\d{5}`: "127.0.0.1:PORT", `in \d+ms`: "in N ms", `\(\d+(\.\d+)?m?s\)`: "(N s)",
 	} {
 		text = regexp.MustCompile(pattern).ReplaceAllString(text, by)
 	}

@@ -5,8 +5,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 )
 
 // sink writes log lines to the screen:
@@ -17,6 +19,29 @@ type sink struct {
 	verbosity int
 	name      string
 	values    []any
+}
+
+// The forms of the log.
+const (
+	logText = "text"
+	logJSON = "json"
+)
+
+// logger returns that of this run.
+func (a *app) logger() logr.Logger {
+	if a.screen.json.Enabled() {
+		return a.screen.json
+	}
+	return newLogger(a.screen, a.flags.verbosity)
+}
+
+// asJSON has everything written as objects of JSON, the lines for people too.
+func (s *screen) asJSON(verbosity int) {
+	s.json = funcr.NewJSON(func(object string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		fmt.Fprintln(s.w, object)
+	}, funcr.Options{LogTimestamp: true, TimestampFormat: time.RFC3339Nano, Verbosity: verbosity})
 }
 
 // newLogger returns a logger that writes lines up to V(verbosity).

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/term"
 
 	"github.com/egressfleet/egress/kvm"
@@ -19,6 +20,8 @@ type screen struct {
 	// width is that of the terminal, or zero where there is none.
 	width int
 	now   func() time.Time
+	// json takes the lines, where it is set: see asJSON.
+	json logr.Logger
 
 	mu       sync.Mutex
 	w        io.Writer
@@ -56,6 +59,10 @@ func (s *screen) say(format string, args ...any) {
 
 // Write writes whole lines.
 func (s *screen) Write(lines []byte) (int, error) {
+	if s.json.Enabled() {
+		s.json.Info(strings.TrimSuffix(string(lines), "\n"))
+		return len(lines), nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drawLocked("")
@@ -73,16 +80,21 @@ func (s *screen) image(p kvm.ImageProgress) {
 		s.images[p.Host+" "+p.Volume] = t
 	}
 	every := lineEvery
-	if s.width > 0 {
+	if s.width > 0 && !s.json.Enabled() {
 		every = redrawEvery
 	}
 	if now.Sub(t.shown) < every {
 		return
 	}
 	t.shown = now
-	if text := t.text(p, now); s.width > 0 {
+	switch text := t.text(p, now); {
+	case s.json.Enabled():
+		s.mu.Unlock()
+		s.json.Info(text)
+		s.mu.Lock()
+	case s.width > 0:
 		s.drawLocked(text)
-	} else {
+	default:
 		fmt.Fprintln(s.w, text)
 	}
 }
