@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ type world struct {
 	key     []byte
 	signals chan os.Signal
 	// site, if set, answers in place of the site's page.
-	site http.HandlerFunc
+	site atomic.Pointer[http.HandlerFunc]
 	// change, if set, may replace parts of the program before it runs.
 	change func(*app)
 	// wrap, if set, stands between the program and the provider.
@@ -57,8 +58,8 @@ func newWorld(t *testing.T, cfg local.HostConfig) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), key: bytes.Repeat([]byte("k"), 32), signals: make(chan os.Signal, 4)}
 	site := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if w.site != nil {
-			w.site(rw, r)
+		if answer := w.site.Load(); answer != nil {
+			(*answer)(rw, r)
 			return
 		}
 		fmt.Fprint(rw, "hello")
@@ -74,6 +75,9 @@ func newWorld(t *testing.T, cfg local.HostConfig) *world {
 	w.write("ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: site.Certificate().Raw})))
 	return w
 }
+
+// answer has the site answer by f from now on.
+func (w *world) answer(f http.HandlerFunc) { w.site.Store(&f) }
 
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -22,9 +23,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
 )
@@ -316,14 +319,14 @@ pools:
 	assert.Equal(t, map[string]int{"cheap": 2, "eu": 1}, byPool)
 }
 
-// writeCertificate makes a certificate for loopback.
-func (w *world) writeCertificate(serial int64) *x509.CertPool {
+// writeCertificate makes a certificate for loopback and the names given.
+func (w *world) writeCertificate(serial int64, names ...string) *x509.CertPool {
 	w.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(w.t, err)
 	template := x509.Certificate{
 		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true,
+		DNSNames: names, IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
 	require.NoError(w.t, err)
@@ -468,5 +471,67 @@ func TestServeOtherWaysToBeLetIn(t *testing.T) {
 			assert.Equal(t, http.StatusNoContent, status)
 			assert.Equal(t, exitOK, s.end())
 		})
+	}
+}
+
+// The crawler in Python of docs/egressctl.md, as it stands there.
+func TestServeForACrawlerInPython(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	_, program, found := strings.Cut(readManual(t), "```python\n")
+	require.True(t, found)
+	program, _, _ = strings.Cut(program, "```")
+	w := newWorld(t, local.HostConfig{})
+	s := w.serve()
+	s.ready()
+	run := func() (string, error) {
+		cmd := exec.CommandContext(t.Context(), python, "-c", strings.Replace(program, "http://127.0.0.1:8090", s.api, 1))
+		cmd.Dir = w.dir
+		w.write("tokens", "scraper "+testToken)
+		cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+w.path("ca.pem"))
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	out, err := run()
+	require.NoError(t, err, out)
+	assert.Equal(t, "5 bytes\n", out)
+	w.answer(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusTooManyRequests) })
+	out, err = run()
+	assert.Error(t, err, out)
+	_, metrics := s.get("/metrics")
+	assert.Contains(t, metrics, `egress_lease_outcomes_total{outcome="ok"} 1`)
+	assert.Contains(t, metrics, `egress_lease_outcomes_total{outcome="target_blocked"} 1`)
+	assert.Contains(t, metrics, `egress_lease_events_total{event="released"} 2`)
+	assert.Equal(t, exitOK, s.end())
+}
+
+func readManual(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/egressctl.md")
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestTheManualKnowsCommandsCodesAndOutcomes(t *testing.T) {
+	manual := readManual(t)
+	for _, cmd := range commandsOf(newApp(nil, nil, nil).rootCommand(), nil) {
+		if name := strings.Join(cmd, " "); name != "images" && name != "version" {
+			assert.Regexp(t, "(?m)^\\|[^|]*`"+name+"\\b", manual, name)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^  (\d+)  `).FindAllStringSubmatch(rootHelp, -1) {
+		assert.Contains(t, manual, "\n| "+m[1]+" | ")
+	}
+	for _, kind := range []lease.OutcomeKind{lease.OK, lease.ProxyFault, lease.TargetBlocked, lease.TargetError, lease.Inconclusive, lease.Canceled} {
+		assert.Contains(t, manual, "`"+string(kind)+"`")
+	}
+	serve := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	new(serveFlags).register(serve)
+	for _, m := range regexp.MustCompile("`--([a-z-]+)").FindAllStringSubmatch(manual[strings.Index(manual, "## A server"):], -1) {
+		if m[1] != "tag" && m[1] != "provider" {
+			assert.NotNil(t, serve.Lookup(m[1]), "serve has no --%s", m[1])
+		}
 	}
 }

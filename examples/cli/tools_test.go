@@ -476,7 +476,7 @@ func TestProbeTellsTheEgressAddress(t *testing.T) {
 	for name, body := range map[string]string{"text": "198.51.100.7\n", "json": `{"ip": "198.51.100.7", "headers": {"Via": "squid"}}`} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, local.HostConfig{})
-			w.site = func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, body) }
+			w.answer(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, body) })
 			made := w.up("-o", "json")
 			require.Equal(t, exitOK, made.code, made.stderr)
 			assert.Contains(t, made.stdout, `"egressIP": "198.51.100.7"`)

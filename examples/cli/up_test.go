@@ -23,7 +23,9 @@ import (
 )
 
 // fetch fetches the site through the proxy as any program would.
-func (w *world) fetch(proxy string) int {
+func (w *world) fetch(proxy string) int { return w.fetchPage(proxy, "https://example.com/") }
+
+func (w *world) fetchPage(proxy, page string) int {
 	w.t.Helper()
 	through, err := url.Parse(strings.TrimSpace(proxy))
 	require.NoError(w.t, err)
@@ -33,7 +35,7 @@ func (w *world) fetch(proxy string) int {
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{Proxy: http.ProxyURL(through), TLSClientConfig: &tls.Config{RootCAs: roots}}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Get("https://example.com/")
+	resp, err := (&http.Client{Transport: transport}).Get(page)
 	require.NoError(w.t, err)
 	defer resp.Body.Close()
 	return resp.StatusCode
