@@ -13,6 +13,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 )
@@ -34,6 +35,7 @@ func (s skipped) Error() string { return string(s) }
 func main() {
 	only := flag.String("run", "", "measure only the names that match this `regexp`")
 	farm := flag.Bool("farm", false, "serve the proxies that the others probe; used by this program itself")
+	profile := flag.String("cpuprofile", "", "write a CPU profile to a `file`")
 	list := flag.Bool("list", false, "only name what would be measured")
 	delay := flag.Duration("delay", 0, "delay what goes to another address; used by this program itself")
 	toward := flag.String("to", "", "where that is")
@@ -58,6 +60,12 @@ func main() {
 			fmt.Println(t.name)
 		}
 		return
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		must(err)
+		must(pprof.StartCPUProfile(f))
+		defer pprof.StopCPUProfile()
 	}
 	fmt.Printf("%s %s/%s, %d CPUs, %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
 	var lines []string

@@ -17,7 +17,7 @@ import (
 
 // UseFake has the named host's connections go to a fake.
 func UseFake(p *Provider, host string, fake *fakelibvirt.Host) {
-	connect := func(ctx context.Context, lost func(error)) (libvirtAPI, func(), error) {
+	connect := func(ctx context.Context, _ transport, lost func(error)) (libvirtAPI, func(), error) {
 		conn := fake.Connect()
 		conn.OnCut = lost
 		return conn, conn.Cut, ctx.Err()
@@ -27,7 +27,9 @@ func UseFake(p *Provider, host string, fake *fakelibvirt.Host) {
 
 // FailDial has the named host's connections fail.
 func FailDial(p *Provider, host string, f func(context.Context) error) {
-	p.hosts[host].connect = func(ctx context.Context, _ func(error)) (libvirtAPI, func(), error) { return nil, nil, f(ctx) }
+	p.hosts[host].connect = func(ctx context.Context, _ transport, _ func(error)) (libvirtAPI, func(), error) {
+		return nil, nil, f(ctx)
+	}
 }
 
 // APIMethods are the functions of libvirt that are called.
@@ -242,7 +244,7 @@ func VolumeContent(ctx context.Context, p *Provider, host, name string) ([]byte,
 // its connections are cut, and it makes no new ones.
 func Abandon(p *Provider, host string) {
 	h := p.hosts[host]
-	fail := func(context.Context, func(error)) (libvirtAPI, func(), error) { return nil, nil, errClosed }
+	fail := func(context.Context, transport, func(error)) (libvirtAPI, func(), error) { return nil, nil, errClosed }
 	h.connect, h.stream = fail, fail
 	if s, ok := h.control.current(); ok {
 		s.drop("", nil)

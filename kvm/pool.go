@@ -29,7 +29,7 @@ const (
 
 // connector makes one connection to libvirt. It calls lost when the connection
 // ended by itself; close ends it without waiting.
-type connector func(ctx context.Context, lost func(error)) (api libvirtAPI, close func(), err error)
+type connector func(ctx context.Context, way transport, lost func(error)) (api libvirtAPI, close func(), err error)
 
 // hostConn is the way to one host: its transport and its connections.
 type hostConn struct {
@@ -72,7 +72,7 @@ func (h *hostConn) initLane(l *lane, purpose string) {
 			if l.had.Swap(false) {
 				h.log.V(1).Info("libvirt connection lost, redialing", "address", h.transport.address())
 			}
-			s, err := h.open(ctx, purpose)
+			s, err := h.open(ctx, purpose, h.transport)
 			l.had.Store(err == nil)
 			return s, err
 		},
@@ -80,14 +80,14 @@ func (h *hostConn) initLane(l *lane, purpose string) {
 }
 
 // open makes one connection and tells of it. Soon after a failure it makes none.
-func (h *hostConn) open(ctx context.Context, purpose string) (*session, error) {
+func (h *hostConn) open(ctx context.Context, purpose string, way transport) (*session, error) {
 	stamp := h.transport.stamp()
 	if err := h.backoff.check(time.Now(), stamp); err != nil {
 		return nil, err
 	}
 	end := h.trace.dial(ctx, DialInfo{Host: h.name, Address: h.transport.address(), Purpose: purpose})
 	start := time.Now()
-	s, err := h.newSession(ctx, purpose)
+	s, err := h.newSession(ctx, purpose, way)
 	end(err)
 	if err == nil || isDialFailure(ctx, err) {
 		h.backoff.note(time.Now(), stamp, time.Since(start), err)
@@ -100,13 +100,13 @@ func (h *hostConn) open(ctx context.Context, purpose string) (*session, error) {
 	return s, nil
 }
 
-func (h *hostConn) newSession(ctx context.Context, purpose string) (*session, error) {
+func (h *hostConn) newSession(ctx context.Context, purpose string, way transport) (*session, error) {
 	s := &session{slots: make(chan struct{}, maxInFlight), lost: make(chan struct{}), log: h.log}
 	connect := h.connect
 	if purpose == purposeUpload {
 		connect = h.stream
 	}
-	api, closeConn, err := connect(ctx, func(err error) { s.drop("connection lost", err) })
+	api, closeConn, err := connect(ctx, way, func(err error) { s.drop("connection lost", err) })
 	if err != nil {
 		return nil, err
 	}
@@ -118,14 +118,14 @@ func (h *hostConn) newSession(ctx context.Context, purpose string) (*session, er
 // openUpload makes a connection for the content of volumes, which its caller
 // closes.
 func (h *hostConn) openUpload(ctx context.Context) (*session, error) {
-	return h.openOwn(ctx, purposeUpload)
+	return h.openOwn(ctx, purposeUpload, h.transport)
 }
 
 // openOwn makes a connection that its caller closes.
-func (h *hostConn) openOwn(ctx context.Context, purpose string) (*session, error) {
+func (h *hostConn) openOwn(ctx context.Context, purpose string, way transport) (*session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(h.timeouts.Dial), errDialTimeout)
 	defer cancel()
-	s, err := h.open(ctx, purpose)
+	s, err := h.open(ctx, purpose, way)
 	if err != nil && errors.Is(context.Cause(ctx), errDialTimeout) {
 		return nil, transient(codeNoAnswer, "no connection for the %s: %w", purpose, errDialTimeout)
 	}
@@ -149,8 +149,8 @@ func (h *hostConn) close() {
 
 // dialLibvirt is the connector of real hosts. A *libvirt.Libvirt is used for
 // one connection only: its state after an end is not to be relied on.
-func (h *hostConn) dialLibvirt(ctx context.Context, lost func(error)) (libvirtAPI, func(), error) {
-	conn, err := h.transport.open(ctx)
+func (h *hostConn) dialLibvirt(ctx context.Context, way transport, lost func(error)) (libvirtAPI, func(), error) {
+	conn, err := way.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

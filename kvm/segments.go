@@ -43,9 +43,12 @@ func segmentsPay(roundTrip, refresh time.Duration, lanes int) bool {
 // uploadImage sends the source into the volume, in the way that suits the
 // distance, and returns how many bytes it sent. Length is -1 where it is not
 // known. refresh has libvirtd read the pool anew. sent, if not nil, is called as
-// packets were sent, by one goroutine at a time.
+// packets were sent, by one goroutine at a time. An image goes its own way to the
+// host, so that what it fills is nobody else's.
 func (h *hostConn) uploadImage(ctx context.Context, vol libvirt.StorageVol, source io.Reader, length int64, refresh func() error, sent func()) (int64, error) {
-	s, err := h.openUpload(ctx)
+	way := h.transport.apart()
+	defer h.running.Go(way.close)
+	s, err := h.openOwn(ctx, purposeUpload, way)
 	if err != nil {
 		return 0, err
 	}
@@ -57,7 +60,7 @@ func (h *hostConn) uploadImage(ctx context.Context, vol libvirt.StorageVol, sour
 	case lanes == 1:
 		return h.uploadStream(ctx, s, vol, source, uint64(max(length, 0)), sent) //nolint:gosec // not negative.
 	}
-	return newSegmented(h, vol, lanes, sent).run(ctx, s, source)
+	return newSegmented(h, way, vol, lanes, sent).run(ctx, s, source)
 }
 
 // lanesTo measures the host and chooses how to send.
@@ -90,6 +93,7 @@ type segment struct {
 // goroutine, in order.
 type segmented struct {
 	h     *hostConn
+	way   transport
 	vol   libvirt.StorageVol
 	lanes int
 	empty chan []byte
@@ -99,8 +103,8 @@ type segmented struct {
 	sent func()
 }
 
-func newSegmented(h *hostConn, vol libvirt.StorageVol, lanes int, sent func()) *segmented {
-	u := &segmented{h: h, vol: vol, lanes: lanes, sent: sent, empty: make(chan []byte, lanes), full: make(chan segment)}
+func newSegmented(h *hostConn, way transport, vol libvirt.StorageVol, lanes int, sent func()) *segmented {
+	u := &segmented{h: h, way: way, vol: vol, lanes: lanes, sent: sent, empty: make(chan []byte, lanes), full: make(chan segment)}
 	for range lanes {
 		u.empty <- nil // made when it is wanted
 	}
@@ -174,7 +178,7 @@ func (u *segmented) cut(ctx context.Context, source io.Reader) (total int64, err
 func (u *segmented) lane(ctx context.Context, s *session) error {
 	if s == nil {
 		var err error
-		if s, err = u.h.openUpload(ctx); err != nil {
+		if s, err = u.h.openOwn(ctx, purposeUpload, u.way); err != nil {
 			return err
 		}
 		defer s.drop("", nil)

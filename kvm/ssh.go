@@ -23,7 +23,10 @@ import (
 type transport interface {
 	// open returns within a moment after ctx ends.
 	open(ctx context.Context) (net.Conn, error)
+	// close ends what was opened, and waits for it.
 	close()
+	// apart is another way to the same host, to be closed by itself.
+	apart() transport
 	// address is for logs.
 	address() string
 	// stamp changes with the files that an open depends on.
@@ -35,6 +38,7 @@ type localTransport struct{ host Host }
 
 func (t localTransport) address() string  { return t.host.sockets()[0] }
 func (t localTransport) close()           {}
+func (t localTransport) apart() transport { return t }
 func (t localTransport) stamp() fileStamp { return stampOf(t.host.sockets()...) }
 
 // open takes the first socket that answers.
@@ -92,6 +96,12 @@ func (t sshTransport) stamp() fileStamp {
 		paths = append(paths, t.via.keyFile, t.via.knownHosts)
 	}
 	return stampOf(paths...)
+}
+
+// apart makes an SSH connection of its own when it is used.
+func (t sshTransport) apart() transport {
+	timeouts := Timeouts{Dial: provider.Duration(t.link.timeout), Keepalive: provider.Duration(t.keepalive)}
+	return sshTransport{newSSHHop(t.link.lifetime, t.hop, t.via, t.keys, timeouts, t.log), t.host}
 }
 
 // open takes the first socket that answers.

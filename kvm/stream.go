@@ -46,8 +46,8 @@ func (h *hostConn) distance(ctx context.Context, s *session) (roundTrip time.Dur
 
 // dialStream is the connector of connections that move the content of volumes.
 // A lost one shows in the calls over it.
-func (h *hostConn) dialStream(ctx context.Context, _ func(error)) (libvirtAPI, func(), error) {
-	conn, err := h.transport.open(ctx)
+func (h *hostConn) dialStream(ctx context.Context, way transport, _ func(error)) (libvirtAPI, func(), error) {
+	conn, err := way.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

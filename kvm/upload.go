@@ -18,7 +18,7 @@ import (
 const packetSize = virtstream.PacketSize
 
 // packetsAhead is how many packets are read ahead of the sender.
-const packetsAhead = 4
+const packetsAhead = 16
 
 // packets reads a source in packets, ahead of the sender. Its Read, which the
 // sender may still be in when an upload has failed, ends with Close.

@@ -83,7 +83,7 @@ var errWatchEnded = errors.New("libvirt ended the events")
 // once watches over one connection.
 func (w *hostWatch) once(ctx context.Context) error {
 	h := w.o.host
-	s, err := h.openOwn(ctx, purposeEvents)
+	s, err := h.openOwn(ctx, purposeEvents, h.transport)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	"io"
 )
 
-// readAhead is the buffer on what a source gives.
-const readAhead = 256 << 10
+// readAhead is the buffer on what a source gives. Larger reads pass it by.
+const readAhead = 64 << 10
 
 // Image is a disk image on its way, unpacked. It is read by one goroutine;
 // Close and Progress may be called by any.

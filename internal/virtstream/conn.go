@@ -32,9 +32,11 @@ const (
 	statusContinue = 2
 )
 
-// PacketSize is how much of a volume one packet carries, in bytes. Much larger
-// ones are slower and hold up what shares the way.
-const PacketSize = 512 << 10
+// PacketSize is how much of a volume one packet carries, in bytes. It fits a Unix
+// socket's buffer, which is 208 KiB on Linux: a larger packet makes sender and
+// daemon wait for each other, and holds up what shares the way. Smaller ones cost
+// more calls. docs/benchmarks.md has the figures.
+const PacketSize = 128 << 10
 
 // Conn is a connection to libvirt's daemon for streams. It is not safe for
 // concurrent use.
