@@ -21,7 +21,7 @@ import (
 var _ provider.Doctor = (*Provider)(nil)
 
 // Diagnose implements [provider.Doctor]. Of each host it examines the way to
-// libvirt (ssh-key, host, host-key, login, forwarding, socket), libvirt itself,
+// libvirt (ssh-files, host, host-key, login, forwarding, socket), libvirt itself,
 // virtualization, firmware, memory, pool, space, network, clock, and the images
 // (image KEY).
 func (p *Provider) Diagnose(ctx context.Context) ([]provider.Finding, error) {
@@ -59,17 +59,17 @@ func (e *exam) add(check string, status provider.FindingStatus, remedy, format s
 	})
 }
 
-// way are the checks between here and libvirt, in their order, each with the
-// codes of its failures.
+// way are the checks between here and libvirt, in the order in which a dial makes
+// them, each with the codes of its failures.
 var way = []struct {
 	check  string
 	local  bool // whether it concerns hosts without SSH
 	codes  []string
 	passed string
 }{
-	{"ssh-key", false, []string{codeKeyMissing, codeKeyInvalid, codeKeyLocked, codeAgentUnusable}, "it can be read"},
+	{"ssh-files", false, []string{codeKeyMissing, codeKeyInvalid, codeKeyLocked, codeAgentUnusable, codeHostKeyUnknown}, "the key can be read, and known_hosts has the host"},
 	{"host", false, []string{codeNoAnswer, codeServerBusy}, "its sshd answers"},
-	{"host-key", false, []string{codeHostKeyUnknown, codeHostKeyChanged}, "it is the one in known_hosts"},
+	{"host-key", false, []string{codeHostKeyChanged}, "it is the one in known_hosts"},
 	{"login", false, []string{codeAuthRefused}, "the user may log in"},
 	{"forwarding", false, []string{codeForwardingRefused}, "sshd forwards to unix sockets"},
 	{"socket", true, nil, "libvirt's socket answers, and the user may use it"},

@@ -146,7 +146,7 @@ func TestDiagnose(t *testing.T) {
 // TestDiagnoseTheWay tells at which step the way to libvirt ends.
 func TestDiagnoseTheWay(t *testing.T) {
 	for code, check := range map[string]string{
-		"KeyMissing": "ssh-key", "KeyInvalid": "ssh-key", "NoAnswer": "host", "ServerBusy": "host", "HostKeyUnknown": "host-key", "HostKeyChanged": "host-key",
+		"KeyMissing": "ssh-files", "KeyInvalid": "ssh-files", "NoAnswer": "host", "ServerBusy": "host", "HostKeyUnknown": "ssh-files", "HostKeyChanged": "host-key",
 		"AuthRefused": "login", "ForwardingRefused": "forwarding", "SocketUnreachable": "socket",
 	} {
 		t.Run(code, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestDiagnoseTheWay(t *testing.T) {
 				return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: errors.New("it is as it is")}
 			})
 			findings := diagnose(t, r.Provider)
-			order := []string{"ssh-key", "host", "host-key", "login", "forwarding", "socket"}
+			order := []string{"ssh-files", "host", "host-key", "login", "forwarding", "socket"}
 			want := provider.FindingOK
 			for _, step := range order {
 				switch step {
@@ -216,7 +216,7 @@ func ExampleProvider_Diagnose() {
 		}
 	}
 	// Output:
-	// kvm1 ssh-key   failure  cannot read ssh material: stat /nonexistent/known_hosts: no such file or directory (KeyMissing)
+	// kvm1 ssh-files failure  cannot read ssh material: stat /nonexistent/known_hosts: no such file or directory (KeyMissing)
 	//   do: put the file there: a key by ssh-keygen -t ed25519 -f /nonexistent/id_ed25519, known_hosts by ssh-keyscan kvm1.example.com
 	// kvm1 host      skipped  an earlier step failed
 	// kvm1 host-key  skipped  an earlier step failed

@@ -262,7 +262,7 @@ func TestLabDiagnose(t *testing.T) {
 		byCheck[f.Check] = f
 		assert.NotEqual(t, provider.FindingFailure, f.Status, "%+v", f)
 	}
-	for _, check := range []string{"ssh-key", "host", "host-key", "login", "forwarding", "socket", "libvirt", "firmware", "memory", "space", "clock"} {
+	for _, check := range []string{"ssh-files", "host", "host-key", "login", "forwarding", "socket", "libvirt", "firmware", "memory", "space", "clock"} {
 		assert.Equal(t, provider.FindingOK, byCheck[check].Status, check)
 	}
 }

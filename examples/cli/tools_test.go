@@ -256,7 +256,7 @@ providers:
 	w.change = func(a *app) { a.types = setup.Types }
 	got := w.run("doctor")
 	assert.Equal(t, exitOther, got.code, got.stderr)
-	assert.Regexp(t, `rack +kvm1 +ssh-key +failure +.*absent`, got.stdout)
+	assert.Regexp(t, `rack +kvm1 +ssh-files +failure +.*absent`, got.stdout)
 	assert.Contains(t, got.stdout, "next: put the file there: a key by ssh-keygen")
 	assert.Regexp(t, `rack +kvm1 +pool +skipped`, got.stdout)
 }
