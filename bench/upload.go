@@ -127,7 +127,7 @@ func measureDistantUpload() (float64, string, error) {
 	}
 	address, stop := h.distant(roundTrip / 2)
 	defer stop()
-	return h.compareUploads(128<<20, address, goLibvirtUpload)
+	return h.compareUploads(256<<20, address, goLibvirtUpload)
 }
 
 // goLibvirtUpload is the upload of go-libvirt as it comes, over one SSH channel.
