@@ -35,6 +35,17 @@ var (
 		"github.com/digitalocean/go-libvirt", "github.com/go-logr/logr", "github.com/klauspost/compress", "github.com/ulikunitz/xz",
 		"libvirt.org/go/libvirtxml",
 	}, sshModules...)
+	// gcpModules are what the client of Compute Engine brings: Google's own, and the
+	// telemetry of its transport.
+	gcpModules = []string{
+		"cloud.google.com/go/auth", "cloud.google.com/go/auth/oauth2adapt", "cloud.google.com/go/compute", "cloud.google.com/go/compute/metadata",
+		"github.com/cespare/xxhash/v2", "github.com/felixge/httpsnoop", "github.com/go-logr/logr", "github.com/go-logr/stdr", "github.com/google/s2a-go",
+		"github.com/google/uuid", "github.com/googleapis/enterprise-certificate-proxy", "github.com/googleapis/gax-go/v2", "go.opentelemetry.io/auto/sdk",
+		"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/log",
+		"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/trace", "golang.org/x/crypto", "golang.org/x/net", "golang.org/x/oauth2",
+		"golang.org/x/sys", "golang.org/x/text", "google.golang.org/api", "google.golang.org/genproto", "google.golang.org/genproto/googleapis/api",
+		"google.golang.org/genproto/googleapis/rpc", "google.golang.org/grpc", "google.golang.org/protobuf",
+	}
 	prometheusModules = []string{
 		"github.com/beorn7/perks", "github.com/cespare/xxhash/v2", "github.com/munnerz/goautoneg", "github.com/prometheus/client_golang",
 		"github.com/prometheus/client_model", "github.com/prometheus/common", "github.com/prometheus/procfs", "golang.org/x/sys", "google.golang.org/protobuf",
@@ -60,6 +71,7 @@ var rules = map[string]rule{
 	"health/healthmetrics":     {imports: []string{"endpoint", "health"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet/fleetmetrics":       {imports: []string{"endpoint", "fleet"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
+	"gcp":                      {imports: []string{"internal/check", "provider"}, modules: gcpModules},
 	"kvm":                      {imports: []string{"cloudinit", "internal/check", "internal/diskimage", "internal/virtstream", "provider"}, modules: kvmModules},
 }
 
