@@ -59,7 +59,7 @@ func TestWalk(t *testing.T) {
 func TestCreateKilled(t *testing.T) {
 	for k := 1; ; k++ {
 		for _, effect := range []bool{false, true} {
-			r := newRig(t)
+			r := newRig(t, impatient)
 			heal := kill(r.host(), k, effect)
 			id, err := r.Create(testContext(t), request("u1"))
 			if err == nil && !effect { // there are no k calls

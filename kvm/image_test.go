@@ -165,7 +165,7 @@ func TestBadImages(t *testing.T) {
 		{"no answer", func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() }, provider.ErrTransient, "DownloadFailed", "stalled"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := newRig(t)
+			r := newRig(t, impatient)
 			r.image.serve(c.serve)
 			_, err := r.Create(testContext(t), request("u1"))
 			require.ErrorIs(t, err, c.class)
@@ -174,8 +174,9 @@ func TestBadImages(t *testing.T) {
 			assert.Empty(t, r.host().Volumes("default"), "nothing is left")
 			assert.Empty(t, r.host().DomainNames())
 
+			patient(&r.cfg)
 			r.image.serve(serveBytes(blankImage))
-			mustCreate(t, r, r.Provider, request("u1"))
+			mustCreate(t, r, r.again(t), request("u1"))
 		})
 	}
 }
@@ -194,7 +195,7 @@ func TestURLSecrets(t *testing.T) {
 // TestPartialIsNotTrusted takes over what a dead process left, whatever it
 // looks like.
 func TestPartialIsNotTrusted(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, impatient)
 	volume := "base-debian-" + digestOf(blankImage)[:16] + ".qcow2"
 	r.host().PutVolume("default", volume, blankImage[:70000])
 	mustCreate(t, r, r.Provider, request("u1"))
@@ -364,6 +365,11 @@ func patient(c *kvm.Config) {
 	c.Timeouts.Stall, c.Timeouts.ImageTakeover = provider.Duration(10*time.Second), provider.Duration(11*time.Second)
 }
 
+// impatient is for what never comes.
+func impatient(c *kvm.Config) {
+	c.Timeouts.Stall, c.Timeouts.ImageTakeover = provider.Duration(200*time.Millisecond), provider.Duration(300*time.Millisecond)
+}
+
 // TestSegments puts together what several connections send.
 func TestSegments(t *testing.T) {
 	image := append(fakelibvirt.BlankQCOW2(1<<30), randomBytes(4*kvm.SegmentSize+777)...)
@@ -427,8 +433,8 @@ func TestLanes(t *testing.T) {
 	assert.Equal(t, 1, kvm.LanesFor(0))
 	assert.Equal(t, 1, kvm.LanesFor(3*time.Millisecond))
 	assert.Equal(t, 2, kvm.LanesFor(10*time.Millisecond))
-	assert.Equal(t, 5, kvm.LanesFor(50*time.Millisecond))
-	assert.Equal(t, 5, kvm.LanesFor(time.Second))
+	assert.Equal(t, 6, kvm.LanesFor(50*time.Millisecond))
+	assert.Equal(t, 6, kvm.LanesFor(time.Second))
 
 	// A pool that takes long to read costs more than several lanes gain.
 	assert.True(t, kvm.SegmentsPay(50*time.Millisecond, 100*time.Millisecond, 5))

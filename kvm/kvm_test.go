@@ -68,8 +68,8 @@ func newRig(t testing.TB, amend ...func(*kvm.Config)) *rig {
 		MachineTypes: map[string]kvm.MachineType{"small": {VCPUs: 1, MemoryMiB: 256}},
 		Images:       map[string]kvm.Image{"debian": {URL: r.image.URL + "/debian.qcow2", SHA256: digestOf(blankImage)}},
 		Timeouts: kvm.Timeouts{
-			Grace: provider.Duration(100 * time.Millisecond), Stall: provider.Duration(200 * time.Millisecond),
-			ImageTakeover: provider.Duration(300 * time.Millisecond), Address: provider.Duration(100 * time.Millisecond),
+			Grace: provider.Duration(100 * time.Millisecond), Stall: provider.Duration(10 * time.Second),
+			ImageTakeover: provider.Duration(11 * time.Second), Address: provider.Duration(100 * time.Millisecond),
 		},
 	}
 	for _, f := range amend {

@@ -18,11 +18,12 @@ const (
 	channelWindow = 2 << 20
 	// segmentSize is a compromise: each costs two round trips for its call and its
 	// end, and each channel holds one in memory.
-	segmentSize = 10 << 20
-	maxLanes    = 5
+	segmentSize = 8 << 20
+	maxLanes    = 6
 	// laneRoundTrip is the round trip from which on one channel does not fill a
 	// line of some hundred megabytes a second.
 	laneRoundTrip = 6 * time.Millisecond
+	segmentPause  = 3 * time.Millisecond
 )
 
 // lanesFor is over how many channels to send.
@@ -200,9 +201,9 @@ func (u *segmented) lane(ctx context.Context, s *session) error {
 }
 
 // send uploads one segment. Calls that start in the same instant are refused as
-// busy.
+// busy, and need not wait long.
 func (u *segmented) send(ctx context.Context, s *session, part segment) error {
-	return whileBusy(ctx, func() error {
+	return whileBusyFor(ctx, segmentPause, func() error {
 		r := &chunked{bytes.NewReader(part.data)}
 		return u.h.send(ctx, s, u.vol, r, part.offset, uint64(len(part.data)), u.tell)
 	})

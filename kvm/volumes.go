@@ -20,14 +20,17 @@ const (
 )
 
 // whileBusy repeats f as long as somebody works on the volume or pool.
-func whileBusy(ctx context.Context, f func() error) error {
+func whileBusy(ctx context.Context, f func() error) error { return whileBusyFor(ctx, busyPause, f) }
+
+// whileBusyFor pauses that long each time.
+func whileBusyFor(ctx context.Context, pause time.Duration, f func() error) error {
 	deadline := time.Now().Add(busyPatience)
 	for {
 		err := f()
 		if !isBusy(err) || time.Now().After(deadline) {
 			return err
 		}
-		if err := sleep(ctx, busyPause); err != nil {
+		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
 	}
