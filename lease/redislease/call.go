@@ -1,0 +1,180 @@
+package redislease
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/egressfleet/egress/lease"
+)
+
+//go:embed lua
+var lua embed.FS
+
+// realClock is the file that takes the time from the server.
+const realClock = "clock"
+
+// scripts are the transitions. Each is its own file behind those that it shares with
+// others.
+type scripts struct {
+	acquire, leave, renew, release, report     *redis.Script
+	put, remove, verdict, drain, revoke, reads *redis.Script
+	stats                                      *redis.Script
+}
+
+var production = compile(source(realClock))
+
+func compile(clock string) *scripts {
+	// Those that free memory, or keep what is there, run where it is full.
+	const full = "#!lua flags=allow-oom\n"
+	const bounded = "#!lua\n"
+	shared := clock + source("store", "slot", "face", "queue", "lease", "due")
+	return &scripts{
+		acquire: redis.NewScript(bounded + shared + source("pick", "acquire")),
+		leave:   redis.NewScript(full + shared + source("pick", "leave")),
+		renew:   redis.NewScript(full + shared + source("renew")),
+		release: redis.NewScript(full + shared + source("release")),
+		report:  redis.NewScript(full + shared + source("report")),
+		put:     redis.NewScript(bounded + shared + source("put")),
+		remove:  redis.NewScript(full + shared + source("remove")),
+		verdict: redis.NewScript(full + shared + source("verdict")),
+		drain:   redis.NewScript(full + shared + source("drain")),
+		revoke:  redis.NewScript(full + shared + source("revoke")),
+		reads:   redis.NewScript(full + shared + source("list")),
+		stats:   redis.NewScript(full + shared + source("pick", "stats")),
+	}
+}
+
+// source is the text of those files, in order.
+func source(names ...string) string {
+	var b strings.Builder
+	for _, name := range names {
+		text, err := lua.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // they are part of the program
+		}
+		b.Write(text)
+	}
+	return b.String()
+}
+
+// reply is what a script answers, without what every answer begins with.
+type reply []any
+
+func (r reply) text(i int) string {
+	if i < len(r) {
+		if s, ok := r[i].(string); ok {
+			return s
+		}
+	}
+	return ""
+}
+
+func (r reply) list(i int) reply {
+	if i < len(r) {
+		if l, ok := r[i].([]any); ok {
+			return l
+		}
+	}
+	return nil
+}
+
+// number reads an integer, or one that was written out.
+func (r reply) number(i int) int64 {
+	if i < len(r) {
+		if n, ok := r[i].(int64); ok {
+			return n
+		}
+	}
+	n, _ := strconv.ParseInt(r.text(i), 10, 64)
+	return n
+}
+
+type result struct {
+	reply reply
+	err   error
+}
+
+// do runs a script and returns when it has answered or ctx has ended, even where
+// Redis hangs. The call itself goes on until CallTimeout.
+func (s *Store) do(ctx context.Context, script *redis.Script, args ...any) (reply, error) {
+	if err := s.closedErr(); err != nil {
+		return nil, err
+	}
+	answered := make(chan result, 1)
+	go func() {
+		calling, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.CallTimeout)
+		defer cancel()
+		r, err := s.call(calling, script, args)
+		answered <- result{r, err}
+	}()
+	select {
+	case r := <-answered:
+		return r.reply, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("redislease: %w", ctx.Err())
+	}
+}
+
+func (s *Store) closedErr() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return lease.ErrClosed
+	}
+	return nil
+}
+
+// call runs a script and learns from its answer what there is to know of the store.
+func (s *Store) call(ctx context.Context, script *redis.Script, args []any) (reply, error) {
+	known := *s.known.Load()
+	all := make([]any, 0, len(args)+len(s.common)+3)
+	all = append(append(append(all, known, s.seen.Load()), s.common...), args...)
+	if s.clock != nil {
+		all = append(all, s.clock())
+	}
+	answer, err := script.Run(ctx, s.cfg.Client, []string{s.base}, all...).Slice()
+	if err != nil {
+		return nil, fmt.Errorf("redislease: %w", err)
+	}
+	if len(answer) < 2 {
+		return nil, errors.New("redislease: a script gave no answer")
+	}
+	s.learn(known, reply(answer))
+	return reply(answer[2:]), nil
+}
+
+func (s *Store) learn(known string, r reply) {
+	if born := r.text(0); born != known {
+		if known != "" {
+			s.log.Info("the store has lost its data: nothing is leased until all former leases must have ended", "fleet", s.cfg.Fleet, "for", s.cfg.MaxTTL)
+		}
+		s.known.Store(&born)
+	}
+	token := r.number(1)
+	for {
+		seen := s.seen.Load()
+		if token <= seen || s.seen.CompareAndSwap(seen, token) {
+			return
+		}
+	}
+}
+
+// permanent tells whether asking again cannot help before somebody changes
+// something: the password, the rights, the server.
+func permanent(err error) bool {
+	if errors.Is(err, lease.ErrClosed) {
+		return true
+	}
+	for _, prefix := range []string{"NOPERM", "NOAUTH", "WRONGPASS", "ERR", "WRONGTYPE"} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,109 @@
+package redislease
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
+)
+
+// Put implements [lease.Inventory].
+func (s *Store) Put(ctx context.Context, e endpoint.Endpoint) error {
+	if err := e.Validate(); err != nil {
+		return fmt.Errorf("endpoint: %w", err)
+	}
+	r, err := s.do(ctx, s.lua.put, e.ID, encode(e), strconv.FormatUint(e.Generation, 10), e.URL.Reveal(),
+		attributesText(e.Attributes), addressText(e.EgressIP), faceText(e.EgressIP))
+	s.tellSharing(e.ID, faceText(e.EgressIP), r)
+	return err
+}
+
+// Remove implements [lease.Inventory].
+func (s *Store) Remove(ctx context.Context, id string) error {
+	_, err := s.do(ctx, s.lua.remove, id)
+	return err
+}
+
+// SetVerdict implements [lease.Inventory].
+func (s *Store) SetVerdict(ctx context.Context, id string, v endpoint.Verdict) error {
+	r, err := s.change(ctx, s.lua.verdict, id, strconv.FormatUint(v.Generation, 10), string(v.Health), marshal(v),
+		addressText(v.EgressIP), faceText(v.EgressIP))
+	s.tellSharing(id, faceText(v.EgressIP), r)
+	return err
+}
+
+func (s *Store) tellSharing(id, address string, r reply) {
+	if n := r.number(0); n > 1 {
+		s.log.Info("endpoints share an egress address: a ban of one is a ban of all", "address", address, "endpoint", id, "endpoints", n)
+	}
+}
+
+// Drain implements [lease.Inventory].
+func (s *Store) Drain(ctx context.Context, id string) (held int, err error) {
+	r, err := s.change(ctx, s.lua.drain, id)
+	return int(r.number(0)), err
+}
+
+// Revoke implements [lease.Inventory].
+func (s *Store) Revoke(ctx context.Context, id string) error {
+	_, err := s.change(ctx, s.lua.revoke, id)
+	return err
+}
+
+// change runs a script that answers "unknown" for an endpoint that is not there.
+func (s *Store) change(ctx context.Context, script *redis.Script, id string, args ...any) (reply, error) {
+	r, err := s.do(ctx, script, append([]any{id}, args...)...)
+	if err == nil && r.text(0) == "unknown" {
+		return nil, fmt.Errorf("%w: %s", lease.ErrUnknownEndpoint, id)
+	}
+	return r, err
+}
+
+// statusOf reads an endpoint of a list that was made at that time of the server's.
+func statusOf(r reply, now int64) (lease.Status, error) {
+	e, err := decode(r.text(1), r.text(2))
+	if err != nil {
+		return lease.Status{}, err
+	}
+	at := func(micros int64) time.Time { return time.Now().Add(duration(micros - now)) }
+	st := lease.Status{Endpoint: e, Verdict: verdictOf(r.text(3)), Draining: r.text(4) == "1", Probation: r.text(5) == "0"}
+	if cool := r.number(6); cool > now {
+		st.CoolUntil = at(cool)
+	}
+	leases, bans := r.list(7), r.list(8)
+	for i := range leases {
+		l := leases.list(i)
+		st.Leases = append(st.Leases, lease.Holding{ID: l.text(0), Holder: l.text(1), Domain: l.text(2), ExpiresAt: at(l.number(3))})
+	}
+	for i := range bans {
+		ban := bans.list(i)
+		if until := ban.number(1); until > now {
+			if st.CoolDomains == nil {
+				st.CoolDomains = map[string]time.Time{}
+			}
+			st.CoolDomains[ban.text(0)] = at(until)
+		}
+	}
+	return st, nil
+}
+
+func verdictOf(text string) endpoint.Verdict {
+	v := endpoint.Verdict{}
+	_ = json.Unmarshal([]byte(text), &v)
+	if v.Health == "" {
+		v.Health = endpoint.Unknown
+	}
+	return v
+}
+
+func cutOutcome(name string) (lease.OutcomeKind, bool) {
+	kind, ok := strings.CutPrefix(name, "n:outcome:")
+	return lease.OutcomeKind(kind), ok
+}

@@ -1,0 +1,95 @@
+-- What is due happens at the beginning of the next script, whosever it is: so it
+-- needs no process that is alive.
+local ring = {}
+
+-- a lease whose time has run out, or that its waiter did not claim.
+function ring.l(id, at)
+  local l = lease(id)
+  if not l then return end
+  if l.claimed == '0' then
+    count('canceled')
+    return finish(l, nil, true)
+  end
+  count('expired')
+  finish(l, at)
+end
+
+-- a slot that has cooled down.
+function ring.s(id)
+  local s = load(id)
+  if s then
+    s.due = 0
+    settle(s)
+  end
+end
+
+-- a ban that has ended, or is old enough to be forgotten.
+function ring.b(name)
+  local length, rest = string.match(name, '^(%d+):(.*)$')
+  local face, domain = string.sub(rest, 1, length), string.sub(rest, length + 1)
+  local till = tonumber(call('ZSCORE', base .. 'ban:' .. domain, face) or 0)
+  if till + forget_after <= now then return lift_ban(face, domain) end
+  wake('b' .. name, till > now and till or till + forget_after)
+  if till > now then return end
+  for _, id in ipairs(behind(face)) do
+    local s = load(id)
+    if s and s.state == 'free' then offer(s) end
+  end
+end
+
+-- a waiter that has been silent for too long.
+function ring.w(id)
+  local lane = call('HGET', base .. 'w:' .. id, 'lane')
+  if lane then
+    count('canceled')
+    leave_lane(id, lane)
+  end
+end
+
+-- a session that was not used for long.
+function ring.n(name) call('HDEL', SESSIONS, name) end
+
+-- catch_up lets happen what is due, oldest first, at most a few thousand a call.
+local function catch_up()
+  for _ = 1, 64 do
+    local due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 64)
+    for i = 1, #due, 2 do
+      if call('ZREM', DUE, due[i]) == 1 then
+        ring[string.sub(due[i], 1, 1)](string.sub(due[i], 2), tonumber(due[i + 1]))
+      end
+    end
+    if #due < 128 then return end
+  end
+end
+
+-- quarantine keeps every endpoint unused until then: leases may be out that the
+-- store knows nothing of.
+local function quarantine(till)
+  if till <= math.max(now, meta.quarantine) then return end
+  meta.quarantine = till
+  call('HSET', META, 'quarantine', str(till))
+  for _, id in ipairs(call('ZRANGE', IDS, 0, -1)) do
+    local s = load(id)
+    s.cool = math.max(s.cool, till)
+    settle(s)
+  end
+end
+
+-- begin makes a store where there is none, and sees whether one was lost: it is
+-- another than the caller knows, or behind what the caller has seen.
+local function begin()
+  if not meta.born then
+    meta.born, meta.bornat = caller .. str(now), now
+    call('HSET', META, 'born', meta.born, 'bornat', str(now))
+    if not fresh then quarantine(now + longest_ttl) end
+  end
+  if known ~= '' and known ~= meta.born then
+    quarantine(meta.bornat + longest_ttl)
+  elseif known ~= '' and seen > meta.token then
+    quarantine(now + longest_ttl)
+  end
+  if seen > meta.token then meta.changed, meta.token = true, seen end
+end
+
+begin()
+catch_up()

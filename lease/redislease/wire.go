@@ -1,0 +1,106 @@
+package redislease
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
+)
+
+// stored is an endpoint as Redis has it: with its credentials, and without the
+// egress address, which a verdict may change.
+type stored struct {
+	ID         string            `json:"id"`
+	URL        string            `json:"url"`
+	Attributes map[string]string `json:"attributes,omitempty"`
+	Generation uint64            `json:"generation,omitempty"`
+}
+
+func encode(e endpoint.Endpoint) string {
+	return marshal(stored{ID: e.ID, URL: e.URL.Reveal(), Attributes: e.Attributes, Generation: e.Generation})
+}
+
+// marshal is for what can always be written.
+func marshal(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+func decode(text, egress string) (endpoint.Endpoint, error) {
+	var e stored
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		return endpoint.Endpoint{}, fmt.Errorf("redislease: a stored endpoint: %w", err)
+	}
+	url, err := endpoint.ParseURL(e.URL)
+	if err != nil {
+		return endpoint.Endpoint{}, fmt.Errorf("redislease: the stored endpoint %s: %w", e.ID, err)
+	}
+	address, _ := netip.ParseAddr(egress)
+	return endpoint.Endpoint{ID: e.ID, URL: url, Attributes: e.Attributes, Generation: e.Generation, EgressIP: address}, nil
+}
+
+// selectorText is a selector for the scripts. Equal ones have one text.
+func selectorText(s lease.Selector) string {
+	if len(s) == 0 {
+		return "[]"
+	}
+	return marshal(s)
+}
+
+func attributesText(attributes map[string]string) string {
+	if len(attributes) == 0 {
+		return "{}"
+	}
+	return marshal(attributes)
+}
+
+// addressText is an address, or nothing.
+func addressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// faceText is the address that endpoints are banned by: loopback is nobody's
+// identity.
+func faceText(a netip.Addr) string {
+	if a.IsLoopback() {
+		return ""
+	}
+	return addressText(a)
+}
+
+// canonicalDomain is the form under which cooldowns are kept.
+func canonicalDomain(domain string) string {
+	return strings.ToLower(strings.TrimSuffix(domain, "."))
+}
+
+func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
+
+// grantOf reads token, time to live, domain, endpoint and egress address.
+func grantOf(id string, r reply) (lease.Grant, error) {
+	e, err := decode(r.text(3), r.text(4))
+	if err != nil {
+		return lease.Grant{}, err
+	}
+	return lease.Grant{
+		Key: lease.Key{ID: id, Token: r.number(0)}, Endpoint: e, Domain: r.text(2), TTL: duration(r.number(1)),
+	}, nil
+}
+
+// countsOf reads what the scripts call standing.
+func countsOf(r reply) lease.Counts {
+	n := func(i int) int { return int(r.number(i)) }
+	return lease.Counts{
+		Total: n(0), NotSelected: n(1), Draining: n(2), Unknown: n(3), Unhealthy: n(4),
+		Leased: n(5), Cooling: n(6), CoolingForDomain: n(7), Free: n(8),
+	}
+}
