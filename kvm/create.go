@@ -45,8 +45,16 @@ func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (stri
 	})
 }
 
+// maxUserData is the most that a seed takes, in bytes. cloud-init itself has no
+// limit; clouds have 16 to 256 KiB, and what is larger is rather a mistake, such as
+// an image, that every guest would be sent.
+const maxUserData = 4 << 20
+
 // seed builds the disk that cloud-init reads. Its errors quote no document.
 func (p *Provider) seed(name string, userData provider.UserData, network []byte) ([]byte, error) {
+	if len(userData) > maxUserData {
+		return nil, permanent(provider.CodeInvalidRequest, "userData has %d bytes, and %d is the most: have the guest fetch what is large", len(userData), maxUserData)
+	}
 	vendor, err := []byte(p.cfg.VendorData), error(nil)
 	if p.cfg.InstallGuestAgent.Or(true) {
 		vendor, err = cloudinit.WithGuestAgent(vendor)

@@ -480,3 +480,19 @@ func TestClosed(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, r.Close())
 }
+
+// TestUserDataIsTooLarge is told before anything is made.
+func TestUserDataIsTooLarge(t *testing.T) {
+	r := newRig(t)
+	req := request("u1")
+	req.UserData = make(provider.UserData, 4<<20+1)
+	_, err := r.Create(testContext(t), req)
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.True(t, provider.HasCode(err, provider.CodeInvalidRequest))
+	require.ErrorContains(t, err, "userData has 4194305 bytes")
+	assert.Empty(t, r.host().DomainNames())
+	assert.Empty(t, r.host().Volumes("default"))
+	req.UserData = req.UserData[1:]
+	_, err = r.Create(testContext(t), req)
+	require.NoError(t, err)
+}

@@ -129,7 +129,8 @@
 //	Amended            the AmendDomain hook failed
 //	BadMetadata        the metadata of a domain of ours cannot be read
 //
-// User-data, keys and vendor-data never reach an error or a log.
+// User-data, of which 4 MiB are the most, keys and vendor-data never reach an
+// error or a log.
 //
 // # Logging
 //
