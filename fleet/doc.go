@@ -45,6 +45,15 @@
 // by all of the fleet. A provider that is a [provider.Placer] is asked for another
 // place, and the next instance, with a UID of its own, goes there.
 //
+// # What a provider can do beyond
+//
+// A [provider.Watcher] has instances looked at as soon as it hears of a change; a
+// poll every [Config.PollInterval], ten times less for those that serve, stays the
+// truth. A [provider.ConsoleReader] gives the last line of its console to the
+// reason for which an instance that does not boot is replaced. A
+// [provider.Explainer] tells why one that was accepted is not there: where it was
+// refused for want of room, its place counts as one without.
+//
 // # Orphans
 //
 // What carries the tag and is not in the record, as a call of Create that landed
