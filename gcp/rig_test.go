@@ -50,7 +50,7 @@ func newRig(t *testing.T, amend func(*gcp.Config, *fakecompute.Config)) *rig {
 	t.Helper()
 	d, err := discovery()
 	if err != nil {
-		t.Logf("not checked: requests against the discovery document, which is not to be had: %v", err)
+		t.Logf("SKIPPED: requests are not held to the discovery document, which is not to be had: %v", err)
 	}
 	r := &rig{}
 	fake := fakecompute.Config{
@@ -118,3 +118,13 @@ func bodyOf(t *testing.T, cfg gcp.Config, req provider.CreateRequest) map[string
 
 // short is long enough for what happens at once.
 const short = 10 * time.Second
+
+// fails has every call of a method fail in that way.
+func fails(method string, fault fakecompute.Fault) func(fakecompute.Call) fakecompute.Fault {
+	return func(c fakecompute.Call) fakecompute.Fault {
+		if c.Method == method {
+			return fault
+		}
+		return fakecompute.Fault{}
+	}
+}

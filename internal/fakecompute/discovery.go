@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Discovery is what discovery documents allow.
@@ -26,8 +27,10 @@ type apiMethod struct {
 	Parameters map[string]parameter `json:"parameters"`
 	Request    *schema              `json:"request"`
 
-	doc  *document
-	path *regexp.Regexp
+	doc *document
+	// path is FlatPath, with what comes before it.
+	path    string
+	pattern func() *regexp.Regexp
 }
 
 type parameter struct {
@@ -96,7 +99,8 @@ func (d *Discovery) load(path string) error {
 func (d *Discovery) addAll(doc *document, r resource) {
 	for _, m := range r.Methods {
 		m.doc = doc
-		m.path = m.pathPattern()
+		m.path = "/" + doc.ServicePath + m.FlatPath
+		m.pattern = sync.OnceValue(m.pathPattern)
 		d.methods = append(d.methods, m)
 	}
 	for _, inner := range r.Resources {
@@ -108,7 +112,7 @@ func (d *Discovery) addAll(doc *document, r resource) {
 var placeholder = regexp.MustCompile(`\\\{([a-zA-Z]+)\\\}`)
 
 func (m *apiMethod) pathPattern() *regexp.Regexp {
-	text := placeholder.ReplaceAllStringFunc(regexp.QuoteMeta("/"+m.doc.ServicePath+m.FlatPath), func(p string) string {
+	text := placeholder.ReplaceAllStringFunc(regexp.QuoteMeta(m.path), func(p string) string {
 		pattern := m.Parameters[placeholder.FindStringSubmatch(p)[1]].Pattern
 		if pattern == "" {
 			pattern = `[^/]+`
@@ -118,9 +122,27 @@ func (m *apiMethod) pathPattern() *regexp.Regexp {
 	return regexp.MustCompile("^" + text + "$")
 }
 
+// serves tells whether a request is for the method. Comparing the fixed parts first
+// spares most of the patterns.
+func (m *apiMethod) serves(verb, path string) bool {
+	if m.HTTPMethod != verb {
+		return false
+	}
+	want, have := strings.Split(m.path, "/"), strings.Split(path, "/")
+	if len(want) != len(have) {
+		return false
+	}
+	for i, part := range want {
+		if !strings.Contains(part, "{") && part != have[i] {
+			return false
+		}
+	}
+	return m.pattern().MatchString(path)
+}
+
 // Check returns what is wrong with a request: nothing if it is allowed.
 func (d *Discovery) Check(r *http.Request, body []byte) (problems []string) {
-	i := slices.IndexFunc(d.methods, func(m *apiMethod) bool { return m.HTTPMethod == r.Method && m.path.MatchString(r.URL.Path) })
+	i := slices.IndexFunc(d.methods, func(m *apiMethod) bool { return m.serves(r.Method, r.URL.Path) })
 	if i < 0 {
 		return []string{fmt.Sprintf("%s %s: no such method, or a parameter in the path that has not its pattern", r.Method, r.URL.Path)}
 	}

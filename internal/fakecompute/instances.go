@@ -277,12 +277,18 @@ func (s *Server) aggregatedList(r *http.Request, _ Call) (any, *Error) {
 		return nil, invalid("%v", err)
 	}
 	found := s.matching(matches)
-	from, to, token := s.window(query.Get("pageToken"), query.Get("maxResults"), len(found))
+	// What comes and goes between two pages moves no other instance.
+	after, _ := strconv.ParseUint(query.Get("pageToken"), 10, 64)
+	found = slices.DeleteFunc(found, func(in *instance) bool { return in.id <= after })
+	_, to, token := s.window("", query.Get("maxResults"), len(found))
+	if token != "" {
+		token = strconv.FormatUint(found[to-1].id, 10)
+	}
 	items := map[string]any{}
 	for _, zone := range s.cfg.Zones {
 		items["zones/"+zone] = map[string]any{"warning": map[string]any{"code": "NO_RESULTS_ON_PAGE", "message": "There are no results for scope 'zones/" + zone + "' on this page."}}
 	}
-	for _, in := range found[from:to] {
+	for _, in := range found[:to] {
 		scope := "zones/" + in.zone
 		list, _ := items[scope].(map[string]any)["instances"].([]any)
 		items[scope] = map[string]any{"instances": append(list, s.instanceJSON(in, time.Now()))}
