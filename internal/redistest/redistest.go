@@ -130,3 +130,29 @@ func (s *Server) end(signal os.Signal) {
 	_ = s.cmd.Process.Signal(signal)
 	<-s.done
 }
+
+// StartSentinel starts a Sentinel that watches the primary of that name and
+// address, decides alone, and stops with the test. It returns where it listens.
+func StartSentinel(t testing.TB, name, primary string) string {
+	t.Helper()
+	host, port, err := net.SplitHostPort(primary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config := filepath.Join(dir, "sentinel.conf")
+	text := fmt.Sprintf("sentinel monitor %[1]s %s %s 1\nsentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 5000\n", name, host, port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	own := freePort(t)
+	cmd := exec.Command("redis-server", config, "--sentinel", "--port", own, "--bind", "127.0.0.1", "--dir", dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return "127.0.0.1:" + own
+}

@@ -85,7 +85,8 @@
 //	free:CLASS     sorted set: its free endpoints, by last use
 //	matched        hash: the classes of a selector, as far as asked for
 //	l:LEASE        hash: a lease
-//	x:LEASE        string: the token of one that expired, for ten minutes
+//	x:LEASE        string: the token of one that expired, for ten minutes, or that
+//	               one was given up, for one
 //	lanes          sorted set: requests that are waited for, by their first
 //	lane:REQUEST   sorted set: who waits for it, by arrival
 //	w:LEASE        hash: one who waits
@@ -95,6 +96,7 @@
 //	ban:DOMAIN     sorted set: addresses that the domain bans, by the ban's end
 //	bans:DOMAIN    hash: how often, and from which token on
 //	banned:ADDRESS set: the domains that ban it
+//	skip:DOMAIN    hash: how many of each class need not be looked at, and how long
 //	due            sorted set: what is to be looked at, by when
 //	reports        stream: proxy faults, the last few thousand
 //
@@ -103,7 +105,7 @@
 // A selector is matched against the classes, not the endpoints, and takes the least
 // recently used free one of each that fits. The first selector that asks for an
 // attribute has all endpoints classed anew, in one script; sixteen are kept. An
-// endpoint that a domain bans is skipped when it is met.
+// endpoint that a domain bans is looked at once, and not by each acquire.
 //
 // # Rights
 //

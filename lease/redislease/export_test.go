@@ -6,3 +6,10 @@ func (s *Store) SetClock(micros func() int64) {
 }
 
 var ofTests = compile("local now = tonumber(ARGV[#ARGV])\n")
+
+// Deafen keeps the store from hearing notifications: what is left is polling.
+func (s *Store) Deafen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listening = true
+}

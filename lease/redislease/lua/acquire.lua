@@ -1,10 +1,12 @@
 -- acquire: ID, selector, domain, session, holder, ttl, "wait" or "", arrival or 0.
 -- The ID is the caller's, and the same ID gets the same answer: a call whose answer
 -- was lost is made again. With "wait" it queues, and each later call says that the
--- waiter is still there. It answers "lease", "wait" or "none".
+-- waiter is still there. It answers "lease", "wait" or "none", or "gone" where leave
+-- has overtaken it.
 local id, text, waits = arg(1), arg(2), arg(7) == 'wait'
 local l = lease(id)
 if l then return answer('lease', claim(l)) end
+if call('EXISTS', base .. 'x:' .. id) == 1 then return answer('gone') end
 
 local r = { selector = cjson.decode(text), domain = arg(3), session = arg(4), holder = arg(5), ttl = tonumber(arg(6)) }
 local lane = cjson.encode({ text, arg(3), arg(4) })

@@ -34,6 +34,7 @@ local function lift_ban(face, domain)
   call('HDEL', base .. 'bans:' .. domain, face)
   call('SREM', base .. 'banned:' .. face, domain)
   unwake(ban_name(face, domain))
+  if call('ZCARD', base .. 'ban:' .. domain) == 0 then call('DEL', base .. 'skip:' .. domain) end
 end
 
 -- take_off parts a slot from its face. What is held against an address stays.
@@ -65,6 +66,7 @@ local function wear(s, address)
   end
   take_off(s)
   put_on(s, address)
+  if s.class then unmark(s.class) end -- a new one comes in last
   call('SADD', base .. 'face:' .. address, s.id)
   return call('SCARD', base .. 'face:' .. address)
 end

@@ -4,6 +4,7 @@
 local id, text = arg(1), arg(2)
 local l = lease(id)
 if l and arg(5) == 'keep' then return answer('lease', claim(l)) end
+call('SET', base .. 'x:' .. id, 'gone', 'PX', 60000) -- a call that is under way may come yet
 if l then
   count('released')
   finish(l, nil, true)

@@ -39,26 +39,54 @@ local function matched(selector, text)
   return chosen
 end
 
--- first returns the least recently used free endpoint of the class that is not
--- banned by the domain, and its use.
-local function first(class, domain, bans)
-  local free = base .. 'free:' .. class
-  if not bans then
-    local r = call('ZRANGE', free, 0, 0, 'WITHSCORES')
-    return r[1], tonumber(r[2])
+-- The free endpoints that a domain bans come to be the least recently used, and
+-- each acquire for it would look at them all. So skip:DOMAIN has a mark for each
+-- class: up to that use, all free ones are banned until then. It counts as long as
+-- the class is of the same epoch.
+local function mark_of(class, domain)
+  local now_of = tonumber(call('HGET', base .. 'class:' .. class, 'epoch') or 0)
+  local m = { epoch = now_of, use = '-inf', till = math.huge }
+  local text = call('HGET', base .. 'skip:' .. domain, class)
+  if text then
+    local epoch, use, till = string.match(text, '^(%d+) (%d+) (%d+)$')
+    if tonumber(epoch) == now_of and tonumber(till) > now then m.use, m.till = use, tonumber(till) end
   end
-  local from = 0
-  while true do
-    local r = call('ZRANGE', free, from, from + 99, 'WITHSCORES')
-    if #r == 0 then return nil end
-    local ids = {}
+  return m
+end
+
+local function set_mark(class, domain, m)
+  local key = base .. 'class:' .. class
+  call('HSET', base .. 'skip:' .. domain, class, str(m.epoch) .. ' ' .. m.use .. ' ' .. str(m.till))
+  if tonumber(m.use) > tonumber(call('HGET', key, 'mark') or 0) then call('HSET', key, 'mark', m.use) end
+end
+
+-- unbanned is the first of the class that the domain does not ban, and its use.
+local function unbanned(class, domain)
+  local m, skipped = mark_of(class, domain), 0
+  repeat
+    local after = m.use == '-inf' and m.use or '(' .. m.use
+    local r, ids = call('ZRANGEBYSCORE', base .. 'free:' .. class, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 100), {}
     for i = 1, #r, 2 do ids[#ids + 1] = r[i] end
-    local tills = call('ZMSCORE', base .. 'ban:' .. domain, unpack(call('HMGET', base .. 'faces', unpack(ids))))
+    local tills = #ids == 0 and {} or
+      call('ZMSCORE', base .. 'ban:' .. domain, unpack(call('HMGET', base .. 'faces', unpack(ids))))
     for i, id in ipairs(ids) do
-      if not tills[i] or tonumber(tills[i]) <= now then return id, tonumber(r[2 * i]) end
+      local till = tonumber(tills[i] or 0)
+      if till <= now then
+        if skipped >= 32 then set_mark(class, domain, m) end
+        return id, tonumber(r[2 * i])
+      end
+      m.use, m.till, skipped = r[2 * i], math.min(m.till, till), skipped + 1
     end
-    from = from + 100
-  end
+  until #ids == 0
+  if skipped >= 32 then set_mark(class, domain, m) end
+end
+
+-- first returns the least recently used free endpoint of the class that the domain,
+-- if it has bans, does not ban, and its use.
+local function first(class, domain, bans)
+  if bans then return unbanned(class, domain) end
+  local r = call('ZRANGE', base .. 'free:' .. class, 0, 0, 'WITHSCORES')
+  return r[1], tonumber(r[2])
 end
 
 -- pick returns the free slot that the request is to have, or nil.
@@ -77,9 +105,10 @@ end
 -- soonest is how long it is until one of the classes' endpoints may become free by
 -- itself: the first of the next few that are due, or zero.
 local function soonest(classes)
+  if #classes == 0 then return 0 end
   local among = {}
   for _, class in ipairs(classes) do among[class] = true end
-  local next_due = call('ZRANGEBYSCORE', DUE, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 64)
+  local next_due = call('ZRANGEBYSCORE', DUE, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 16)
   for i = 1, #next_due, 2 do
     local kind, id = string.sub(next_due[i], 1, 1), string.sub(next_due[i], 2)
     if kind == 'b' then

@@ -50,6 +50,15 @@ local function without(words, word)
   return string.sub(words, 1, from - 1) .. string.sub(words, to + 1)
 end
 
+-- unmark has all domains look at the free endpoints of a class from the first on;
+-- see pick.lua. It is for what comes in below the highest mark.
+local function unmark(class) call('HINCRBY', base .. 'class:' .. class, 'epoch', 1) end
+
+local function list_free(s, anew)
+  call('ZADD', base .. 'free:' .. s.class, s.used, s.id)
+  if anew and s.used <= tonumber(call('HGET', base .. 'class:' .. s.class, 'mark') or 0) then unmark(s.class) end
+end
+
 local offer -- in queue.lua
 
 -- settle puts a slot where it belongs after any change of it, saves it, and offers
@@ -62,7 +71,7 @@ local function settle(s)
     add(s, s.state, 1)
   end
   if s.state == 'free' then
-    call('ZADD', base .. 'free:' .. s.class, s.used, s.id)
+    list_free(s, before ~= 'free')
   elseif before == 'free' then
     call('ZREM', base .. 'free:' .. s.class, s.id)
   end
