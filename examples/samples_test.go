@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/egressfleet/egress/examples/internal/setup"
+	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/kvm"
 	"github.com/egressfleet/egress/provider/local"
 	"github.com/egressfleet/egress/provider/registry"
@@ -23,6 +24,7 @@ import (
 const (
 	sampleFile = "providers.yaml"
 	manual     = "../docs/kvm.md"
+	gcpManual  = "../docs/gcp.md"
 )
 
 func read(t *testing.T, path string) string {
@@ -46,7 +48,7 @@ func TestTheSampleLoads(t *testing.T) {
 		names []string
 	}{
 		"as it is":           {text, []string{"rack-1"}},
-		"with every comment": {uncommented(text), []string{"rack-1", "dev"}},
+		"with every comment": {uncommented(text), []string{"rack-1", "cloud-1", "dev"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			providers, err := registry.Parse([]byte(c.text), setup.Types(nil))
@@ -66,11 +68,13 @@ func TestTheSampleHasEveryField(t *testing.T) {
 	require.NoError(t, yaml.Unmarshal([]byte(uncommented(read(t, sampleFile))), &file))
 	have := map[string]bool{}
 	for _, p := range file.Providers {
-		for _, kind := range []string{"kvm", "local"} {
+		for _, kind := range []string{"kvm", "gcp", "local"} {
 			note(have, kind, p[kind])
 		}
 	}
-	for _, field := range slices.Concat(fieldsOf("kvm", reflect.TypeFor[kvm.Config]()), fieldsOf("local", reflect.TypeFor[local.Config]())) {
+	for _, field := range slices.Concat(
+		fieldsOf("kvm", reflect.TypeFor[kvm.Config]()), fieldsOf("gcp", reflect.TypeFor[gcp.Config]()), fieldsOf("local", reflect.TypeFor[local.Config]()),
+	) {
 		assert.True(t, have[field], "%s lacks the field %s", sampleFile, field)
 	}
 }
@@ -124,9 +128,9 @@ func structFields(t reflect.Type) func(func(reflect.StructField) bool) {
 	}
 }
 
-// column are the first columns of the tables in a section of the manual, where
+// column are the first columns of the tables in a section of a manual, where
 // they are code.
-func column(t *testing.T, section string) []string {
+func column(t *testing.T, manual, section string) []string {
 	t.Helper()
 	_, text, found := strings.Cut(read(t, manual), "\n## "+section+"\n")
 	require.True(t, found, "%s has no section %q", manual, section)
@@ -138,53 +142,67 @@ func column(t *testing.T, section string) []string {
 	return all
 }
 
-func TestTheManualHasEveryField(t *testing.T) {
-	var want []string
-	for _, field := range fieldsOf("kvm", reflect.TypeFor[kvm.Config]()) {
-		want = append(want, strings.TrimPrefix(field, "kvm."))
-	}
-	assert.ElementsMatch(t, want, column(t, "Configuration"))
-}
-
-func TestTheManualHasEveryCode(t *testing.T) {
-	codes := map[string]bool{"Collision": true, "MalformedID": true, "Unconfigured": true, "InvalidRequest": true, "Terminal": true}
-	for _, m := range regexp.MustCompile(`(?m)^(?:\t|const )[cC]ode\w+ += "(\w+)"`).FindAllStringSubmatch(sources(t), -1) {
-		codes[m[1]] = true
-	}
-	require.Greater(t, len(codes), 15)
-	var have []string
-	for _, code := range column(t, "Errors") {
-		if !strings.HasPrefix(code, "Err") { // those are libvirt's
-			have = append(have, code)
+func TestTheManualsHaveEveryField(t *testing.T) {
+	for manual, fields := range map[string][]string{
+		manual:    fieldsOf("", reflect.TypeFor[kvm.Config]()),
+		gcpManual: fieldsOf("", reflect.TypeFor[gcp.Config]()),
+	} {
+		var want []string
+		for _, field := range fields {
+			want = append(want, strings.TrimPrefix(field, "."))
 		}
+		assert.ElementsMatch(t, want, column(t, manual, "Configuration"), manual)
 	}
-	assert.ElementsMatch(t, slices.Collect(maps.Keys(codes)), have)
 }
 
-func TestTheManualHasEveryLogLine(t *testing.T) {
-	lines := column(t, "Log lines")
-	found := regexp.MustCompile(`\.Info\("([^"]+)"`).FindAllStringSubmatch(sources(t), -1)
-	require.Greater(t, len(found), 10)
-	var want []string
-	for _, m := range found {
-		want = append(want, m[1])
+func TestTheManualsHaveEveryCode(t *testing.T) {
+	for manual, code := range map[string]string{manual: kvmSources(t), gcpManual: sources(t, "../gcp/*.go")} {
+		codes := map[string]bool{"Collision": true, "MalformedID": true, "Unconfigured": true, "InvalidRequest": true, "Terminal": true}
+		found := regexp.MustCompile(`(?m)^(?:\t|const )[cC]ode\w+ += "(\w+)"`).FindAllStringSubmatch(code, -1)
+		require.Greater(t, len(found), 5, manual)
+		for _, m := range found {
+			codes[m[1]] = true
+		}
+		var have []string
+		for _, code := range column(t, manual, "Errors") {
+			if !strings.HasPrefix(code, "Err") { // those are libvirt's
+				have = append(have, code)
+			}
+		}
+		assert.ElementsMatch(t, slices.Collect(maps.Keys(codes)), have, manual)
 	}
-	assert.Subset(t, lines, want, "the manual lacks lines")
-	assert.Subset(t, want, lines, "the manual has lines that are no more")
 }
 
-// sources are the files of package kvm, and of the one whose errors it passes on.
-func sources(t *testing.T) string {
+func TestTheManualsHaveEveryLogLine(t *testing.T) {
+	for manual, code := range map[string]string{manual: kvmSources(t), gcpManual: sources(t, "../gcp/*.go")} {
+		lines := column(t, manual, "Log lines")
+		var want []string
+		for _, m := range regexp.MustCompile(`\.Info\("([^"]+)"`).FindAllStringSubmatch(code, -1) {
+			want = append(want, m[1])
+		}
+		require.Greater(t, len(want), 3, manual)
+		assert.Subset(t, lines, want, "%s lacks lines", manual)
+		assert.Subset(t, want, lines, "%s has lines that are no more", manual)
+	}
+}
+
+// kvmSources are the files of package kvm, and of the one whose errors it passes on.
+func kvmSources(t *testing.T) string {
 	t.Helper()
-	files, err := filepath.Glob("../kvm/*.go")
-	require.NoError(t, err)
-	images, err := filepath.Glob("../internal/diskimage/*.go")
-	require.NoError(t, err)
-	files = append(files, images...)
+	return sources(t, "../kvm/*.go", "../internal/diskimage/*.go")
+}
+
+// sources are the files that match, but for tests.
+func sources(t *testing.T, patterns ...string) string {
+	t.Helper()
 	var all strings.Builder
-	for _, f := range files {
-		if !strings.HasSuffix(f, "_test.go") {
-			all.WriteString(read(t, f))
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, f := range files {
+			if !strings.HasSuffix(f, "_test.go") {
+				all.WriteString(read(t, f))
+			}
 		}
 	}
 	return all.String()

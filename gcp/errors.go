@@ -102,7 +102,7 @@ var rules = []rule{
 	{code: regexp.MustCompile(`(?i)quota|^limitExceeded$`), class: provider.ErrQuotaExceeded, wait: always(quotaWait)},
 
 	// What passes.
-	{code: word("resourceNotReady|RESOURCE_NOT_READY|RESOURCE_NOT_FOUND|UNSUPPORTED_OPERATION|INTERNAL_ERROR|backendError|internalError|CONFLICT|resourceInUseByAnotherResource"), class: provider.ErrTransient},
+	{code: word("resourceNotReady|RESOURCE_NOT_READY|RESOURCE_NOT_FOUND|UNSUPPORTED_OPERATION|INTERNAL_ERROR|backendError|internalError|CONFLICT"), class: provider.ErrTransient},
 
 	// What a person must mend.
 	{code: word("conditionNotMet|CONDITION_NOT_MET"), class: provider.ErrPermanent, remedy: "a policy of the organization forbids it; for external addresses it is constraints/compute.vmExternalIpAccess"},

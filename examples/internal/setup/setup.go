@@ -19,6 +19,7 @@ import (
 	"github.com/egressfleet/egress/cloudinit"
 	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/fleet"
+	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/kvm"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
@@ -39,6 +40,10 @@ func Types(amend func(*kvm.Config)) registry.Types {
 				amend(&cfg)
 			}
 			return kvm.New(cfg)
+		}),
+		"gcp": registry.For(func(name string, cfg gcp.Config) (*gcp.Provider, error) {
+			cfg.Name = name
+			return gcp.New(cfg)
 		}),
 	}
 }
