@@ -16,12 +16,23 @@ import (
 func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
 	insert, err := p.cfg.InsertRequest(req)
 	if err != nil {
-		return "", p.failure("Create", "", "", err)
+		id := p.cfg.idOf(req)
+		return id, p.failure("Create", id, "", err)
 	}
 	at := place{insert.GetZone(), provider.Name(req.UID)}
 	return at.id(), p.operate(ctx, "Create", at, func(ctx context.Context) error {
 		return p.create(ctx, at, req, insert)
 	})
+}
+
+// idOf is the ID of what an earlier Create of the UID may have made, where the place
+// is known; empty otherwise.
+func (c Config) idOf(req provider.CreateRequest) string {
+	zone, err := c.zone(req.Placement.Zone)
+	if err != nil || req.Validate() != nil {
+		return ""
+	}
+	return ids.Format(zone, provider.Name(req.UID))
 }
 
 func (p *Provider) create(ctx context.Context, at place, req provider.CreateRequest, insert *computepb.InsertInstanceRequest) error {

@@ -92,6 +92,22 @@ func TestAnEditedRecordIsToldAndNotGuessed(t *testing.T) {
 	require.NoError(t, r.Delete(t.Context(), id), "its label is our mark")
 }
 
+// A request that is wrong by now may have been right when the instance was made.
+func TestTheIDComesWithABadPlacementToo(t *testing.T) {
+	r := newRig(t, nil)
+	req := request("uid-1")
+	want, err := r.Create(t.Context(), req)
+	require.NoError(t, err)
+	req.Placement.Image = ""
+	id, err := r.Create(t.Context(), req)
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.Equal(t, want, id)
+	req.Placement.Zone = ""
+	id, err = r.Create(t.Context(), req)
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	assert.Empty(t, id, "it may be anywhere")
+}
+
 func TestADeletionIsAskedForOnce(t *testing.T) {
 	r := newRig(t, func(_ *gcp.Config, f *fakecompute.Config) { f.DeleteDelay = time.Hour })
 	id, err := r.Create(t.Context(), request("uid-1"))

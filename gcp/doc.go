@@ -63,6 +63,14 @@
 // are preempted, and [Config].MaxRunDuration has the API delete each instance
 // after that time, whatever becomes of its owner.
 //
+// # Beside the contract
+//
+// [Provider.Place] chooses a zone, [Provider.Explain] says why an instance vanished,
+// [Provider.ReadConsole] reads the serial console, [Provider.Diagnose] examines
+// credentials, quotas, network, image and policies, and [Provider.Sweep] finds
+// instances that are stopped or that nobody owns. docs/gcp.md has the least
+// permissions of each, the firewall rule, and what it costs.
+//
 // # States
 //
 // TERMINATED is a stopped instance, which still has its disk: Stopped. Only a 404

@@ -95,6 +95,22 @@ func TestListLooksAtTheLabelsAgain(t *testing.T) {
 	assert.Equal(t, own, list[0].ID)
 }
 
+func TestAFilterThatFiltersNothingHarmsNobody(t *testing.T) {
+	r := newRig(t, func(_ *gcp.Config, f *fakecompute.Config) { f.IgnoreFilters = true })
+	own := create(t, r, "uid-1", zoneA)
+	other := request("uid-2")
+	other.Tag = "tag-2"
+	_, err := r.Create(t.Context(), other)
+	require.NoError(t, err)
+	r.server.Put(zoneA, map[string]any{"name": "database", "labels": map[string]any{"egress-tag": "tag-1"}})
+	list, err := r.ListByTag(t.Context(), "tag-1")
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	assert.Equal(t, own, list[0].ID)
+	assert.Len(t, swept(t, r, provider.SweepRequest{Owned: func(provider.Instance) bool { return false }}), 1)
+	assert.Len(t, r.server.Names(), 2)
+}
+
 // Without Config.Zones every zone is configured.
 func TestEveryZoneIsConfiguredWhereNoneIsNamed(t *testing.T) {
 	r := newRig(t, func(c *gcp.Config, _ *fakecompute.Config) { c.Zones = nil })

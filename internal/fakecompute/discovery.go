@@ -26,6 +26,7 @@ type apiMethod struct {
 	FlatPath   string               `json:"flatPath"`
 	Parameters map[string]parameter `json:"parameters"`
 	Request    *schema              `json:"request"`
+	Response   *schema              `json:"response"`
 
 	doc *document
 	// path is FlatPath, with what comes before it.
@@ -140,13 +141,33 @@ func (m *apiMethod) serves(verb, path string) bool {
 	return m.pattern().MatchString(path)
 }
 
+// method is the one that a request is for; nil for none.
+func (d *Discovery) method(r *http.Request) *apiMethod {
+	for _, m := range d.methods {
+		if m.serves(r.Method, r.URL.Path) {
+			return m
+		}
+	}
+	return nil
+}
+
+// CheckAnswer returns what is wrong with the body of an answer: a fake that writes
+// what the API has not would hide mistakes of its client.
+func (d *Discovery) CheckAnswer(r *http.Request, body []byte) []string {
+	m := d.method(r)
+	var v any
+	if err := json.Unmarshal(body, &v); m == nil || m.Response == nil || err != nil {
+		return []string{fmt.Sprintf("%s %s: no answer of the document: %v", r.Method, r.URL.Path, err)}
+	}
+	return checker{m.doc, true}.check(m.ID, m.Response, v)
+}
+
 // Check returns what is wrong with a request: nothing if it is allowed.
 func (d *Discovery) Check(r *http.Request, body []byte) (problems []string) {
-	i := slices.IndexFunc(d.methods, func(m *apiMethod) bool { return m.serves(r.Method, r.URL.Path) })
-	if i < 0 {
+	m := d.method(r)
+	if m == nil {
 		return []string{fmt.Sprintf("%s %s: no such method, or a parameter in the path that has not its pattern", r.Method, r.URL.Path)}
 	}
-	m := d.methods[i]
 	for key, values := range r.URL.Query() {
 		p, ok := m.Parameters[key]
 		if !ok || p.Location != "query" {
@@ -176,11 +197,18 @@ func (m *apiMethod) checkBody(body []byte) []string {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return []string{m.ID + ": " + err.Error()}
 	}
-	return m.doc.check(m.ID, m.Request, v)
+	return checker{m.doc, false}.check(m.ID, m.Request, v)
+}
+
+// checker compares values with the schemas of a document.
+type checker struct {
+	*document
+	// server says that the server wrote the value.
+	server bool
 }
 
 // check returns what is wrong with a value.
-func (d *document) check(path string, s *schema, v any) []string {
+func (d checker) check(path string, s *schema, v any) []string {
 	if s.Ref != "" {
 		s = d.Schemas[s.Ref]
 	}
@@ -213,7 +241,7 @@ func (d *document) check(path string, s *schema, v any) []string {
 	return nil
 }
 
-func (d *document) checkObject(path string, s *schema, v map[string]any) (problems []string) {
+func (d checker) checkObject(path string, s *schema, v map[string]any) (problems []string) {
 	if s.Type != "object" {
 		return []string{path + ": is no " + s.Type}
 	}
@@ -225,7 +253,7 @@ func (d *document) checkObject(path string, s *schema, v map[string]any) (proble
 		switch {
 		case field == nil:
 			problems = append(problems, path+": unknown field "+key)
-		case field.ReadOnly:
+		case field.ReadOnly && !d.server:
 			problems = append(problems, path+"."+key+": is the server's to write")
 		default:
 			problems = append(problems, d.check(path+"."+key, field, v[key])...)

@@ -243,7 +243,7 @@ func (s *Server) instanceJSON(in *instance, now time.Time) map[string]any {
 func (s *Server) interfaces(in *instance, now time.Time) []any {
 	sent, _ := in.body["networkInterfaces"].([]any)
 	runs := s.status(in, now) == "RUNNING" && now.Sub(in.created) >= s.cfg.BootDelay+s.cfg.AddressDelay
-	var all []any
+	all := []any{}
 	for _, nic := range sent {
 		out := maps.Clone(nic.(map[string]any))
 		out["name"] = "nic0"
@@ -319,7 +319,7 @@ func (s *Server) addUnreachable(out, items map[string]any) {
 // matching are the instances in the order of their making.
 func (s *Server) matching(matches filter) (found []*instance) {
 	for _, in := range s.instances {
-		if !s.unreachable[in.zone] && matches(in.body) {
+		if !s.unreachable[in.zone] && (s.cfg.IgnoreFilters || matches(in.body)) {
 			found = append(found, in)
 		}
 	}
@@ -351,7 +351,7 @@ func (s *Server) listOperations(r *http.Request, c Call) (any, *Error) {
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
-	var found []any
+	found := []any{}
 	for _, op := range s.operations {
 		if body := s.operationJSON(op, time.Now()); op.at.zone == c.Zone && matches(body) {
 			found = append(found, body)

@@ -32,7 +32,7 @@ func (s *Server) region(_ *http.Request, c Call) (any, *Error) {
 	if !slices.ContainsFunc(s.cfg.Zones, func(z string) bool { return regionOf(z) == c.Name }) {
 		return nil, notFound("projects/" + c.Project + "/regions/" + c.Name)
 	}
-	return map[string]any{"kind": "compute#region", "name": c.Name, "status": "UP", "quotas": s.quotas}, nil
+	return map[string]any{"kind": "compute#region", "name": c.Name, "status": "UP", "quotas": append([]any{}, s.quotas...)}, nil
 }
 
 func (s *Server) network(r *http.Request, c Call) (any, *Error) {
@@ -61,5 +61,9 @@ func (s *Server) machineType(r *http.Request, c Call) (any, *Error) {
 }
 
 func (s *Server) effectivePolicy(_ *http.Request, _ Call) (any, *Error) {
-	return map[string]any{"constraint": "constraints/compute.vmExternalIpAccess", "listPolicy": s.policy}, nil
+	out := map[string]any{"constraint": "constraints/compute.vmExternalIpAccess"}
+	if s.policy != nil {
+		out["listPolicy"] = s.policy
+	}
+	return out, nil
 }

@@ -38,6 +38,9 @@ type Config struct {
 	// PageSize is the most that a page has, whatever is asked for; 500 if zero.
 	PageSize int
 
+	// IgnoreFilters has lists of instances give all there are.
+	IgnoreFilters bool
+
 	// Discovery, if set, is what requests are held to. Refused is told of each
 	// that is not allowed.
 	Discovery *Discovery
@@ -222,8 +225,22 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, route route, call
 		writeError(w, failed)
 		return
 	}
+	s.answer(w, r, answer)
+}
+
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, answer any) {
+	body, err := json.Marshal(answer)
+	if err != nil {
+		writeError(w, &Error{Status: http.StatusInternalServerError, Raw: err.Error()})
+		return
+	}
+	if s.cfg.Discovery != nil {
+		if problems := s.cfg.Discovery.CheckAnswer(r, body); len(problems) > 0 {
+			s.cfg.Refused("the fake's own answer: " + strings.Join(problems, "\n"))
+		}
+	}
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
-	_ = json.NewEncoder(w).Encode(answer)
+	_, _ = w.Write(body)
 }
 
 // act has the effect, alone.
