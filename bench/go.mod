@@ -7,10 +7,17 @@ require (
 	github.com/egressfleet/egress v0.0.0
 	github.com/jackc/puddle/v2 v2.2.3
 	github.com/kdomanski/iso9660 v0.4.0
+	github.com/redis/go-redis/v9 v9.23.0
 	golang.org/x/crypto v0.59.0
 )
 
 require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+)
+
+require (
+	github.com/egressfleet/egress/lease/redislease v0.0.0
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/klauspost/compress v1.20.4 // indirect
 	github.com/skeema/knownhosts v1.3.3 // indirect
@@ -21,3 +28,5 @@ require (
 )
 
 replace github.com/egressfleet/egress => ../
+
+replace github.com/egressfleet/egress/lease/redislease => ../lease/redislease

@@ -16,9 +16,6 @@ import (
 //go:embed lua
 var lua embed.FS
 
-// realClock is the file that takes the time from the server.
-const realClock = "clock"
-
 // scripts are the transitions. Each is its own file behind those that it shares with
 // others.
 type scripts struct {
@@ -27,18 +24,24 @@ type scripts struct {
 	stats                                      *redis.Script
 }
 
-var production = compile(source(realClock))
+var production = compile(source("clock"), source("quick"))
 
-func compile(clock string) *scripts {
+// compile makes them with what tells the time, and what tells whether the short way
+// will do.
+func compile(clock, quick string) *scripts {
 	// Those that free memory, or keep what is there, run where it is full.
 	const full = "#!lua flags=allow-oom\n"
 	const bounded = "#!lua\n"
-	shared := clock + source("store", "slot", "face", "queue", "lease", "due")
+	// Defining functions takes most of a script's time, so those that an ordinary
+	// acquire and release do not need are within one.
+	rare := "function rare()\nlocal self\n" + source("face", "class", "queue", "due", "rare") + "end\n"
+	long := source("store", "slot", "lease") + rare + source("begin")
+	shared := clock + long
 	return &scripts{
-		acquire: redis.NewScript(bounded + shared + source("pick", "acquire")),
+		acquire: redis.NewScript(bounded + clock + quick + source("quickacquire") + long + source("pick", "acquire")),
 		leave:   redis.NewScript(full + shared + source("pick", "leave")),
 		renew:   redis.NewScript(full + shared + source("renew")),
-		release: redis.NewScript(full + shared + source("release")),
+		release: redis.NewScript(full + clock + quick + source("quickrelease") + long + source("release")),
 		report:  redis.NewScript(full + shared + source("report")),
 		put:     redis.NewScript(bounded + shared + source("put")),
 		remove:  redis.NewScript(full + shared + source("remove")),

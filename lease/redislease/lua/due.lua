@@ -1,12 +1,11 @@
--- What is due happens at the beginning of the next script, whosever it is: so it
--- needs no process that is alive.
+-- What happens when it is due, by the first letter of its name.
 local ring = {}
 
 -- a lease whose time has run out, or that its waiter did not claim.
 function ring.l(id, at)
   local l = lease(id)
   if not l then return end
-  if l.claimed == '0' then
+  if not l.claimed then
     count('canceled')
     return finish(l, nil, true)
   end
@@ -49,16 +48,14 @@ end
 -- a session that was not used for long.
 function ring.n(name) call('HDEL', SESSIONS, name) end
 
--- catch_up lets happen what is due, oldest first, at most a few thousand a call.
-local function catch_up()
-  for _ = 1, 64 do
-    local due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 64)
-    for i = 1, #due, 2 do
-      if call('ZREM', DUE, due[i]) == 1 then
-        ring[string.sub(due[i], 1, 1)](string.sub(due[i], 2), tonumber(due[i + 1]))
-      end
+-- revoke ends the leases of those IDs at once.
+local function revoke(ids)
+  for id in string.gmatch(ids, '%S+') do
+    local l = lease(id)
+    if l then
+      count('revoked')
+      finish(l, now)
     end
-    if #due < 128 then return end
   end
 end
 
@@ -74,22 +71,3 @@ local function quarantine(till)
     settle(s)
   end
 end
-
--- begin makes a store where there is none, and sees whether one was lost: it is
--- another than the caller knows, or behind what the caller has seen.
-local function begin()
-  if not meta.born then
-    meta.born, meta.bornat = caller .. str(now), now
-    call('HSET', META, 'born', meta.born, 'bornat', str(now))
-    if not fresh then quarantine(now + longest_ttl) end
-  end
-  if known ~= '' and known ~= meta.born then
-    quarantine(meta.bornat + longest_ttl)
-  elseif known ~= '' and seen > meta.token then
-    quarantine(now + longest_ttl)
-  end
-  if seen > meta.token then meta.changed, meta.token = true, seen end
-end
-
-begin()
-catch_up()

@@ -66,7 +66,7 @@ local function wear(s, address)
   end
   take_off(s)
   put_on(s, address)
-  if s.class then unmark(s.class) end -- a new one comes in last
+  if s.class then unmark() end -- a new one comes in last
   call('SADD', base .. 'face:' .. address, s.id)
   return call('SCARD', base .. 'face:' .. address)
 end

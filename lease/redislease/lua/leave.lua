@@ -11,9 +11,9 @@ if l then
 end
 local queued = call('HMGET', base .. 'w:' .. id, 'lane', 'arrived')
 if queued[1] then
-  leave_lane(id, queued[1])
+  rare().leave_lane(id, queued[1])
   count('canceled')
   count('waited', str(math.max(now - tonumber(queued[2]), 0)))
 end
-local classes = matched(cjson.decode(text), text)
+local classes = matched(text)
 return answer('none', standing(classes, arg(3) ~= '' and arg(4) == ''), str(soonest(classes)))

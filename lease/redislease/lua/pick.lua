@@ -1,105 +1,86 @@
--- matched returns the classes that a selector chooses, and learns attributes that
--- no selector has asked for before: then every slot is classed anew. There are at
--- most 16, and the oldest go first.
-local function learn(selector)
-  local news = false
-  indexed = call('LRANGE', base .. 'keys', 0, -1)
-  for _, r in ipairs(selector) do
-    local has = false
-    for _, key in ipairs(indexed) do has = has or key == r.key end
-    if not has then
-      news = true
-      indexed[#indexed + 1] = r.key
-    end
-  end
-  if not news then return end
-  call('DEL', base .. 'keys')
-  call('RPUSH', base .. 'keys', unpack(indexed))
-  call('LTRIM', base .. 'keys', -math.max(16, #selector), -1)
-  indexed = nil
-  for _, id in ipairs(call('ZRANGE', IDS, 0, -1)) do
-    local s = load(id)
-    unlist(s)
-    enlist(s)
-    settle(s)
-  end
-end
-
-local function matched(selector, text)
+-- matched returns the classes that a selector chooses.
+local function matched(text)
   if text == '[]' then return call('HKEYS', base .. 'classes') end
   local cached = call('HGET', base .. 'matched', text)
-  if cached then return cjson.decode(cached) end
-  learn(selector)
-  local chosen, all = {}, call('HGETALL', base .. 'classes')
-  for i = 1, #all, 2 do
-    if holds(selector, cjson.decode(all[i + 1])) then chosen[#chosen + 1] = all[i] end
-  end
-  if call('HLEN', base .. 'matched') >= 1000 then call('DEL', base .. 'matched') end
-  call('HSET', base .. 'matched', text, #chosen > 0 and cjson.encode(chosen) or '[]')
-  return chosen
+  if cached then return cmsgpack.unpack(cached) end
+  return rare().match(text)
 end
 
 -- The free endpoints that a domain bans come to be the least recently used, and
 -- each acquire for it would look at them all. So skip:DOMAIN has a mark for each
 -- class: up to that use, all free ones are banned until then. It counts as long as
--- the class is of the same epoch.
+-- nothing has come in below the highest of all marks: then a new epoch begins.
 local function mark_of(class, domain)
-  local now_of = tonumber(call('HGET', base .. 'class:' .. class, 'epoch') or 0)
-  local m = { epoch = now_of, use = '-inf', till = math.huge }
   local text = call('HGET', base .. 'skip:' .. domain, class)
   if text then
     local epoch, use, till = string.match(text, '^(%d+) (%d+) (%d+)$')
-    if tonumber(epoch) == now_of and tonumber(till) > now then m.use, m.till = use, tonumber(till) end
+    if epoch == meta.epoch and tonumber(till) > now then return { use = use, till = tonumber(till) } end
   end
-  return m
+  return { use = '-inf', till = math.huge }
 end
 
 local function set_mark(class, domain, m)
-  local key = base .. 'class:' .. class
-  call('HSET', base .. 'skip:' .. domain, class, str(m.epoch) .. ' ' .. m.use .. ' ' .. str(m.till))
-  if tonumber(m.use) > tonumber(call('HGET', key, 'mark') or 0) then call('HSET', key, 'mark', m.use) end
+  call('HSET', base .. 'skip:' .. domain, class, meta.epoch .. ' ' .. m.use .. ' ' .. str(m.till))
+  if tonumber(m.use) > meta.mark then
+    meta.mark = tonumber(m.use)
+    call('HSET', META, 'mark', m.use)
+  end
 end
 
 -- unbanned is the first of the class that the domain does not ban, and its use.
 local function unbanned(class, domain)
-  local m, skipped = mark_of(class, domain), 0
+  local m, skipped, page = mark_of(class, domain), 0, 4
   repeat
     local after = m.use == '-inf' and m.use or '(' .. m.use
-    local r, ids = call('ZRANGEBYSCORE', base .. 'free:' .. class, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 100), {}
+    local r, ids = call('ZRANGEBYSCORE', base .. 'free:' .. class, after, '+inf', 'WITHSCORES', 'LIMIT', 0, page), {}
     for i = 1, #r, 2 do ids[#ids + 1] = r[i] end
     local tills = #ids == 0 and {} or
       call('ZMSCORE', base .. 'ban:' .. domain, unpack(call('HMGET', base .. 'faces', unpack(ids))))
     for i, id in ipairs(ids) do
       local till = tonumber(tills[i] or 0)
       if till <= now then
-        if skipped >= 32 then set_mark(class, domain, m) end
+        if skipped > 0 then set_mark(class, domain, m) end
         return id, tonumber(r[2 * i])
       end
       m.use, m.till, skipped = r[2 * i], math.min(m.till, till), skipped + 1
     end
+    page = 100
   until #ids == 0
-  if skipped >= 32 then set_mark(class, domain, m) end
+  if skipped > 0 then set_mark(class, domain, m) end
 end
 
--- first returns the least recently used free endpoint of the class that the domain,
--- if it has bans, does not ban, and its use.
-local function first(class, domain, bans)
-  if bans then return unbanned(class, domain) end
+-- least returns the least recently used of what the function finds in the classes.
+local function least(classes, find, domain)
+  local best, use
+  for _, class in ipairs(classes) do
+    local id, used = find(class, domain)
+    if id and (not use or used < use) then best, use = id, used end
+  end
+  return best
+end
+
+local function first(class)
   local r = call('ZRANGE', base .. 'free:' .. class, 0, 0, 'WITHSCORES')
   return r[1], tonumber(r[2])
 end
 
--- pick returns the free slot that the request is to have, or nil.
+-- pick returns the free slot that the request is to have, as load does, or nil. Only
+-- where the domain bans the first does it look for bans.
 local function pick(r, classes)
-  local home = bound(r)
-  if home then return home.state == 'free' and home or nil end
-  local bans = r.domain ~= '' and call('EXISTS', base .. 'ban:' .. r.domain) == 1
-  local best, use
-  for _, class in ipairs(classes) do
-    local id, used = first(class, r.domain, bans)
-    if id and (not use or used < use) then best, use = id, used end
+  if r.session ~= '' then
+    local home = rare().bound(r)
+    if home then
+      if home.state == 'free' then return load(home.id) end
+      return nil
+    end
   end
-  return best and load(best)
+  local best = least(classes, first)
+  if not best then return nil end
+  local s, endpoint, egress = load(best)
+  local till = r.domain ~= '' and call('ZSCORE', base .. 'ban:' .. r.domain, s.face)
+  if not till or tonumber(till) <= now then return s, endpoint, egress end
+  best = least(classes, unbanned, r.domain)
+  if best then return load(best) end
 end
 
 -- soonest is how long it is until one of the classes' endpoints may become free by
@@ -113,14 +94,15 @@ local function soonest(classes)
     local kind, id = string.sub(next_due[i], 1, 1), string.sub(next_due[i], 2)
     if kind == 'b' then
       local length, rest = string.match(id, '^(%d+):(.*)$')
-      id = behind(string.sub(rest, 1, length))[1]
+      id = rare().behind(string.sub(rest, 1, length))[1]
     elseif kind == 'l' then
-      id = call('HGET', base .. 'l:' .. id, 'of')
+      local l = lease(id)
+      id = l and l.of
     elseif kind ~= 's' then
       id = nil
     end
-    local v = id and call('HMGET', base .. 'e:' .. id, 'class', 'health')
-    if v and among[v[1]] and v[2] == 'Healthy' then return next_due[i + 1] - now end
+    local s = id and load(id)
+    if s and among[s.class] and s.health == 'Healthy' then return next_due[i + 1] - now end
   end
   return 0
 end

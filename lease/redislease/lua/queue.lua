@@ -10,6 +10,7 @@ local function leave_lane(id, lane)
   call('ZREM', own_lane, id)
   local first = call('ZRANGE', own_lane, 0, 0, 'WITHSCORES')
   if first[1] then call('ZADD', LANES, first[2], lane) else call('ZREM', LANES, lane) end
+  meta.waiting = call('HINCRBY', META, 'waiting', -1)
   call('DEL', base .. 'w:' .. id)
   unwake('w' .. id)
 end
@@ -21,6 +22,7 @@ local function enter_lane(id, lane, holder, ttl, arrived)
   call('ZADD', LANES, call('ZRANGE', own_lane, 0, 0, 'WITHSCORES')[2], lane)
   call('HSET', base .. 'w:' .. id, 'lane', lane, 'holder', holder, 'ttl', ttl, 'arrived', str(arrived), 'caller', caller)
   wake('w' .. id, now + grace)
+  meta.waiting = call('HINCRBY', META, 'waiting', 1)
 end
 
 local SESSIONS = base .. 'sessions'
@@ -33,14 +35,14 @@ local function bound(r)
   if not had then return nil end
   local inst, id = string.match(had, '^(%d+) (.*)$')
   local s = load(id)
-  if not s or s.inst ~= inst or not usable(s) then return nil end
-  if banned(s.face, r.domain) or not holds(r.selector, attributes_of(s)) then return nil end
+  if not s or s.inst ~= tonumber(inst) or not usable(s) then return nil end
+  if banned(s.face, r.domain) or not holds(r.selector, cjson.decode(attributes_of(s))) then return nil end
   return s
 end
 
 local function bind(session, s)
   if session == '' then return end
-  call('HSET', SESSIONS, session, s.inst .. ' ' .. s.id)
+  call('HSET', SESSIONS, session, str(s.inst) .. ' ' .. s.id)
   wake('n' .. session, now + session_ttl)
 end
 
@@ -49,13 +51,11 @@ local function request_of(lane)
   return { selector = cjson.decode(l[1]), domain = l[2], session = l[3] }
 end
 
-local function satisfies(s, r)
-  if banned(s.face, r.domain) or not holds(r.selector, attributes_of(s)) then return false end
+local function satisfies(s, r, attributes)
+  if banned(s.face, r.domain) or not holds(r.selector, attributes) then return false end
   local home = bound(r)
   return home == nil or home.id == s.id
 end
-
-local grant -- in lease.lua
 
 -- serve grants the slot to the first of the lane, who must ask for it before the
 -- grace is over, and tells its process.
@@ -71,13 +71,13 @@ end
 
 -- offer gives a free slot to the first who waits and whom it satisfies. Granting
 -- settles it, and so offers it to the next if it is still free.
-function offer(s)
-  local from = 0
+local function offer(s)
+  local from, attributes = 0, cjson.decode(attributes_of(s))
   repeat
     local lanes = call('ZRANGE', LANES, from, from + 63)
     for _, lane in ipairs(lanes) do
       local r = request_of(lane)
-      if satisfies(s, r) then return serve(s, lane, r) end
+      if satisfies(s, r, attributes) then return serve(s, lane, r) end
     end
     from = from + 64
   until #lanes < 64

@@ -2,12 +2,12 @@
 local s = load(arg(1))
 if s then
   local leases = s.former .. s.leases
-  unlist(s)
-  take_off(s)
+  rare().unlist(s)
+  rare().take_off(s)
   unwake('s' .. s.id)
   call('HDEL', base .. 'faces', s.id)
   call('ZREM', IDS, s.id)
   call('DEL', base .. 'e:' .. s.id)
-  revoke(leases)
+  rare().revoke(leases)
 end
 return answer('ok')

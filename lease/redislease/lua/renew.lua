@@ -7,7 +7,7 @@ if ttl <= 0 then
   finish(l, now)
   return answer('lifetime')
 end
-call('HSET', base .. 'l:' .. l.id, 'deadline', str(now + ttl))
-wake('l' .. l.id, now + ttl)
+l.deadline = now + ttl
+keep(l)
 count('renewed')
-return answer('lease', { l.token, str(ttl), l.domain, l.endpoint, l.egress })
+return answer('lease', granted(l))

@@ -15,32 +15,32 @@ if not l then
   return answer('late')
 end
 if domain == '' then domain = l.domain end
-local token, s = tonumber(l.token), load(l.of)
+local token, s, bans = l.token, load(l.of), rare()
 local current = s and s.inst == l.inst
 
 if kind == 'ok' and current then
-  local b = domain ~= '' and ban_of(s.face, domain)
+  local b = domain ~= '' and bans.ban_of(s.face, domain)
   if b and b.n > 0 and token > b.token then
     call('HSET', base .. 'bans:' .. domain, s.face, '0 ' .. str(b.token))
   end
-  if token > s.faulted and s.proven == '0' then
-    s.faults, s.proven = 0, '1'
+  if token > s.faulted and not s.proven then
+    s.faults, s.proven = 0, true
     settle(s)
   end
 elseif kind == 'proxy_fault' then
   if current and token > s.faulted then
-    s.faults, s.faulted, s.proven = s.faults + 1, meta.token, '0'
+    s.faults, s.faulted, s.proven = s.faults + 1, meta.token, false
     s.cool = math.max(s.cool, now + escalate(tonumber(arg(6)), tonumber(arg(7)), s.faults))
     settle(s)
   end
-  call('XADD', base .. 'reports', 'MAXLEN', '~', 4096, '*', 'id', l.of, 'gen', l.gen, 'holder', l.holder, 'outcome', arg(10))
+  call('XADD', base .. 'reports', 'MAXLEN', '~', 4096, '*', 'id', l.of, 'gen', l.gen or call('HGET', base .. 'e:' .. l.of, 'gen'), 'holder', l.holder, 'outcome', arg(10))
   call('PUBLISH', base .. 'reports', '')
 elseif kind == 'target_blocked' and current and domain ~= '' then
-  local b = ban_of(s.face, domain)
+  local b = bans.ban_of(s.face, domain)
   if token > b.token then
     local limit = tonumber(arg(9))
     local pause = math.min(math.max(escalate(tonumber(arg(8)), limit, b.n + 1), tonumber(arg(5))), limit)
-    set_ban(s.face, domain, { till = math.max(b.till, now + pause), n = b.n + 1, token = meta.token })
+    bans.set_ban(s.face, domain, { till = math.max(b.till, now + pause), n = b.n + 1, token = meta.token })
   end
 end
 return answer('ok')

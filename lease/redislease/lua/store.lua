@@ -3,7 +3,7 @@
 -- tag keeps them in one slot of a cluster.
 --
 -- ARGV begins with the same ten for every script; the script's own follow.
-local call = redis.call
+local call = redis.call -- as in quick.lua, for scripts without it
 local base = KEYS[1]
 local known = ARGV[1]                       -- the incarnation that the caller knows, or ''
 local seen = tonumber(ARGV[2])              -- the highest token that it has seen
@@ -29,14 +29,12 @@ local function pairs_of(flat)
   return t
 end
 
-local meta = {}
-local function read_meta()
-  local v = call('HMGET', META, 'born', 'token', 'used', 'quarantine', 'bornat')
-  meta.born = v[1]
-  meta.token, meta.used, meta.quarantine, meta.bornat =
-    tonumber(v[2] or 0), tonumber(v[3] or 0), tonumber(v[4] or 0), tonumber(v[5] or 0)
-end
-read_meta()
+-- meta is what there is one of: the incarnation, the last token and use, until when
+-- nothing is leased, the epoch of the marks and the highest (see pick.lua), how many
+-- wait, how many were acquired.
+local v = call('HMGET', META, 'born', 'token', 'used', 'quarantine', 'epoch', 'mark', 'waiting', 'n:acquired')
+local meta = { born = v[1], token = tonumber(v[2] or 0), used = tonumber(v[3] or 0), quarantine = tonumber(v[4] or 0),
+  epoch = v[5] or '0', mark = tonumber(v[6] or 0), waiting = tonumber(v[7] or 0), acquired = tonumber(v[8] or 0) }
 
 -- next_use numbers the uses of endpoints, so that the least recent goes first.
 local function next_use()
@@ -61,6 +59,8 @@ local function unwake(member) call('ZREM', DUE, member) end
 -- answer is what every script returns: what the caller is to know of the store,
 -- and the result.
 local function answer(...)
-  if meta.changed then call('HSET', META, 'token', str(meta.token), 'used', str(meta.used)) end
+  if meta.changed then
+    call('HSET', META, 'token', str(meta.token), 'used', str(meta.used), 'n:acquired', str(meta.acquired))
+  end
   return { meta.born, str(meta.token), ... }
 end
