@@ -6,6 +6,7 @@ require (
 	github.com/egressfleet/egress v0.0.0
 	github.com/go-logr/logr v1.4.4
 	github.com/prometheus/client_golang v1.25.0
+	github.com/redis/go-redis/v9 v9.23.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	github.com/stretchr/testify v1.12.1
@@ -13,6 +14,8 @@ require (
 	golang.org/x/term v0.48.0
 	sigs.k8s.io/yaml v1.6.0
 )
+
+require go.uber.org/atomic v1.12.0 // indirect
 
 require (
 	cloud.google.com/go/auth v0.24.1-0.20261001053825-dbc26066f70a // indirect
@@ -22,6 +25,7 @@ require (
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/digitalocean/go-libvirt v0.0.0-20261013170128-efbbdf578ac8 // indirect
+	github.com/egressfleet/egress/lease/redislease v0.0.0
 	github.com/felixge/httpsnoop v1.1.0 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/s2a-go v0.1.11 // indirect
@@ -60,3 +64,5 @@ require (
 )
 
 replace github.com/egressfleet/egress => ../
+
+replace github.com/egressfleet/egress/lease/redislease => ../lease/redislease

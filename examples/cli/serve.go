@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -41,6 +42,13 @@ Several kinds stand in a --pools file:
     - {name: small, size: 10, machineType: small, attributes: {class: cheap}}
     - {name: eu, size: 5, zone: kvm1, maxAge: 24h, attributes: {region: eu}}
 
+Leases live in this process, and end with it. With --redis they live in a database,
+and every serve with the same --redis and --redis-fleet lends the proxies of all, as
+do programs of yours with package redislease; each serve still needs a tag of its
+own. An empty database is taken for one that has lost its data, and nothing is leased
+for an hour, or --lease-ttl if that is longer: the first start of all wants
+--redis-fresh.
+
 The first interrupt or SIGTERM ends leasing, and waits for --drain until no lease
 is held. The proxies stay for the next start, which finds them by --tag, unless
 --teardown deletes them. A second interrupt ends at once.
@@ -67,6 +75,9 @@ type serveFlags struct {
 
 	leaseTTL   time.Duration
 	maxHolders int
+
+	redis, redisFleet string
+	redisFresh        bool
 
 	listen, status  string
 	tokenFile       string
@@ -104,6 +115,9 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 		"make proxies after this time though a host has not told yet what it has; zero waits for all hosts")
 	flags.DurationVar(&f.leaseTTL, "lease-ttl", time.Minute, "how long a lease lasts whose client does not say")
 	flags.IntVar(&f.maxHolders, "max-holders", 1, "how many may lease one proxy at a time")
+	flags.StringVar(&f.redis, "redis", "", "`URL` of a Redis or Valkey that keeps the leases, to share them with others; the environment's EGRESS_REDIS if empty")
+	flags.StringVar(&f.redisFleet, "redis-fleet", "egressctl", "`name` of what is leased together there")
+	flags.BoolVar(&f.redisFresh, "redis-fresh", false, "lease at once though the database is empty; for the first start alone")
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:8090", "`address` of the lease API")
 	flags.StringVar(&f.status, "status-listen", "127.0.0.1:8091", "`address` of /metrics, /healthz and /readyz; none if empty")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` with the clients' bearer tokens; the environment's EGRESS_TOKENS if empty")
@@ -125,6 +139,7 @@ type plan struct {
 	targets []health.Target
 	clients map[string]string
 	tls     *certificate // nil for none
+	redisAt *redis.Options
 	// transport is how probes reach their targets.
 	transport endpoint.TransportConfig
 }
@@ -160,6 +175,7 @@ func (a *app) plan(f *serveFlags, set *pflag.FlagSet) (*plan, error) {
 		func() (err error) { p.machine, err = f.machine(set, a.stdin); return err },
 		func() error { return p.choosePools(a.flags.tag) },
 		p.chooseTargets,
+		p.chooseStore,
 	} {
 		if err := step(); err != nil {
 			return nil, err

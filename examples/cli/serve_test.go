@@ -433,6 +433,8 @@ func TestServeRefusesToStart(t *testing.T) {
 		"a pool without a name": {args: []string{"--token-file", tokens, "--pools", w.write("p3", "pools: [{size: 3}, {size: 2}]")}, want: []string{"pools[0].name"}},
 		"a probe over http":     {args: []string{"--token-file", tokens, "--probe", "http://example.com/"}, want: []string{"--probe", "use https"}},
 		"a log of its own":      {args: []string{"--token-file", tokens, "--log-format", "xml"}, want: []string{"must be text or json"}},
+		"no URL of a Redis":     {args: []string{"--token-file", tokens, "--redis", "hunter2"}, want: []string{"--redis: write it like rediss://"}},
+		"a fleet of no name":    {args: []string{"--token-file", tokens, "--redis", "redis://127.0.0.1:1", "--redis-fleet", "a b"}, want: []string{"fleet"}},
 		"a negative drain":      {args: []string{"--token-file", tokens, "--drain", "-1s"}, want: []string{"--drain must not be negative"}},
 	} {
 		t.Run(name, func(t *testing.T) {

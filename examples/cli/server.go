@@ -22,7 +22,6 @@ import (
 	"github.com/egressfleet/egress/fleet/fleetmetrics"
 	"github.com/egressfleet/egress/health"
 	"github.com/egressfleet/egress/health/healthmetrics"
-	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/lease/leasehttp"
 	"github.com/egressfleet/egress/lease/leasemetrics"
 	"github.com/egressfleet/egress/provider"
@@ -36,7 +35,7 @@ type server struct {
 	plan *plan
 	log  logr.Logger
 
-	store   *lease.Memory
+	store   leaseStore
 	fleet   *fleet.Fleet
 	api     *leasehttp.Handler
 	gate    gate
@@ -95,10 +94,8 @@ func (p *plan) open() ([]net.Listener, error) {
 
 // assemble puts store, API and fleet together, the fleet last: it begins to work.
 func (s *server) assemble() (err error) {
-	s.store, err = lease.NewMemory(lease.MemoryConfig{
-		MaxHolders: s.plan.maxHolders, DefaultTTL: s.plan.leaseTTL, MaxTTL: max(time.Hour, s.plan.leaseTTL), Logger: s.log.WithName("lease"),
-	})
-	if err != nil {
+	if s.store, err = s.openStore(); err != nil {
+		s.store = nil
 		return asUsage(err)
 	}
 	s.api, err = leasehttp.NewHandler(leasehttp.HandlerConfig{
@@ -242,6 +239,7 @@ func (s *server) stop() error {
 func (s *server) drain() {
 	ctx, cancel := context.WithTimeout(s.insistence, s.plan.drain)
 	defer cancel()
+	s.withhold(ctx)
 	for {
 		held, err := s.leases(ctx)
 		if err == nil && held == 0 {
@@ -258,8 +256,11 @@ func (s *server) drain() {
 
 func (s *server) leases(ctx context.Context) (held int, err error) {
 	all, err := s.store.List(ctx)
+	own := s.own()
 	for _, e := range all {
-		held += len(e.Leases)
+		if own[e.Endpoint.ID] {
+			held += len(e.Leases)
+		}
 	}
 	return held, err
 }
@@ -280,7 +281,9 @@ func (s *server) dismantle() error {
 	s.serving.Wait()
 	var err error
 	if s.fleet != nil {
+		own := s.own()
 		err = s.endFleet()
+		s.withdraw(own)
 	}
 	if s.api != nil {
 		s.api.Close()
