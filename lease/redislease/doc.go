@@ -78,13 +78,13 @@
 //
 //	meta           hash: incarnation, last token, last use, quarantine, counters
 //	ids            sorted set: the IDs of the endpoints
-//	e:ID           hash: an endpoint with its URL, verdict, state and leases
+//	e:ID           hash: an endpoint with its URL, verdict, and packed its state
 //	keys           list: the attributes that selectors have asked for
 //	classes        hash: each combination of their values that there is
 //	class:CLASS    hash: how many endpoints of it are where
 //	free:CLASS     sorted set: its free endpoints, by last use
 //	matched        hash: the classes of a selector, as far as asked for
-//	l:LEASE        hash: a lease
+//	l:LEASE        string: a lease, packed
 //	x:LEASE        string: the token of one that expired, for ten minutes, or that
 //	               one was given up, for one
 //	lanes          sorted set: requests that are waited for, by their first
