@@ -19,7 +19,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add("t1", "~", "long", string(make([]byte, 3000)))
 	f.Fuzz(func(t *testing.T, tag, uid, key, value string) {
 		if tag == "" || uid == "" || !utf8.ValidString(tag+uid+key+value) {
-			t.Skip()
+			return // no request has these
 		}
 		want := map[string]string{key: value, key + "2": value}
 		description, overflow, err := record{Tag: tag, UID: uid, Metadata: want}.render()

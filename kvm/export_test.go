@@ -260,3 +260,11 @@ func ParseRange(text string) (size uint64, first, last netip.Prefix, err error) 
 	}
 	return r.size(), r.at(0), r.at(r.size() - 1), nil
 }
+
+// HasFailure tells whether a fetch in the background failed and nobody was told.
+func HasFailure(p *Provider, host string) bool {
+	s := &p.hosts[host].images
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.failed) > 0
+}

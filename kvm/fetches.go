@@ -31,6 +31,7 @@ type imageFetch struct {
 	waiting    int
 	background bool
 	cancel     context.CancelFunc
+	unhook     func() bool // from the lifetime; nil in the foreground
 }
 
 // fetchFunc fetches an image; it has its progress followed by f.
@@ -82,7 +83,7 @@ func (s *imageFetches) poll(lifetime context.Context, image string, fetch fetchF
 	if !f.background {
 		f.background = true
 		f.waiting++ // it waits for itself
-		context.AfterFunc(lifetime, f.cancel)
+		f.unhook = context.AfterFunc(lifetime, f.cancel)
 	}
 	return transient(codeFetchingImage, "the image is being fetched%s: try again", f.percent())
 }
@@ -123,6 +124,12 @@ func (s *imageFetches) end(image string, f *imageFetch) {
 	defer s.mu.Unlock()
 	if s.running[image] == f {
 		delete(s.running, image)
+	}
+	if f.unhook != nil {
+		f.unhook()
+	}
+	if f.err == nil {
+		delete(s.failed, image) // what an earlier one met is history
 	}
 	if !f.background || f.err == nil {
 		return

@@ -647,3 +647,20 @@ func TestNoSpaceForTheImage(t *testing.T) {
 	assert.NotContains(t, r.host().Calls(), "virStorageVolUpload")
 	assert.Empty(t, r.host().Volumes("default"))
 }
+
+// TestAnOldFailureIsForgotten tells nobody of a fetch that failed before one that
+// succeeded.
+func TestAnOldFailureIsForgotten(t *testing.T) {
+	r := newRig(t, func(c *kvm.Config) { c.ImageFetch = "background" })
+	r.image.serve(http.NotFound)
+	_, err := r.Create(testContext(t), request("u1"))
+	require.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
+	require.Eventually(t, func() bool { return kvm.HasFailure(r.Provider, "kvm1") }, 5*time.Second, time.Millisecond)
+	r.image.serve(serveBytes(blankImage))
+	_, err = r.PullImage(testContext(t), kvm.PullRequest{})
+	require.NoError(t, err)
+	_, err = r.PruneImages(testContext(t), kvm.PruneRequest{Configured: true, MinAge: time.Nanosecond})
+	require.NoError(t, err)
+	_, err = r.Create(testContext(t), request("u1"))
+	require.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
+}

@@ -1,7 +1,6 @@
 package virtstream
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -96,7 +95,7 @@ func (c *Conn) authenticate(methods []byte) error {
 			return err
 		}
 	}
-	return errors.Join(d.err)
+	return d.err
 }
 
 // call makes a call and returns the answer's payload.
