@@ -3,6 +3,7 @@ package gcp_test
 import (
 	"context"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"testing"
 	"time"
@@ -161,4 +162,22 @@ func TestMissingCredentialsAreToldAndMayCome(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, provider.FindingFailure, findings[0].Status)
 	assert.Contains(t, findings[0].Remedy, "gcloud auth application-default login")
+}
+
+// A user's HTTP client may serve others after Close.
+func TestCloseLeavesAUsersConnections(t *testing.T) {
+	r := newRig(t, nil)
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	r.cfg.ClientOptions = []option.ClientOption{option.WithEndpoint(r.url), option.WithHTTPClient(&http.Client{Transport: transport})}
+	reused := func(p *gcp.Provider) (is bool) {
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { is = info.Reused }})
+		_, err := p.ListByTag(ctx, "tag-1")
+		require.NoError(t, err)
+		return is
+	}
+	first := r.again(t)
+	assert.False(t, reused(first))
+	require.NoError(t, first.Close())
+	assert.True(t, reused(r.again(t)))
 }

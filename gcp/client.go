@@ -49,7 +49,7 @@ func newClients(ctx context.Context, cfg Config) (*clients, error) {
 		internaloption.WithDefaultUniverseDomain("googleapis.com"),
 		internaloption.WithDefaultScopes(compute.DefaultAuthScopes()...),
 		internaloption.EnableNewAuthLibrary(),
-	}, cfg.ClientOptions...)
+	}, cfg.clientOptions()...)
 	client, endpoint, err := htransport.NewClient(ctx, opts...)
 	if err != nil {
 		return nil, credentials(err)
@@ -65,6 +65,14 @@ func newClients(ctx context.Context, cfg Config) (*clients, error) {
 		return nil, permanent(codeCredentialsInvalid, "the client cannot be made: %w", err)
 	}
 	return c, nil
+}
+
+// clientOptions has the user's own options last, which makes them count.
+func (c Config) clientOptions() []option.ClientOption {
+	if c.Endpoint == "" {
+		return c.ClientOptions
+	}
+	return append([]option.ClientOption{option.WithEndpoint(c.Endpoint)}, c.ClientOptions...)
 }
 
 // credentials is the error of a client that cannot be made. What is missing may
@@ -103,8 +111,8 @@ func (c *clients) dial(ctx context.Context, client *http.Client, endpoint string
 	return errors.Join(problems...)
 }
 
-// policyEndpoint is the Resource Manager's where compute's is at Google, and the
-// same where it is somewhere else.
+// policyEndpoint is the Resource Manager's where compute's is at Google, also by
+// Private Service Connect, and the same where it is somewhere else.
 func policyEndpoint(endpoint string) string {
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -112,6 +120,8 @@ func policyEndpoint(endpoint string) string {
 	}
 	if domain, ok := strings.CutPrefix(u.Host, "compute."); ok {
 		u.Host = "cloudresourcemanager." + strings.TrimPrefix(domain, "mtls.")
+	} else if name, ok := strings.CutPrefix(u.Host, "compute-"); ok && strings.HasSuffix(name, ".p.googleapis.com") {
+		u.Host = "cloudresourcemanager-" + name
 	}
 	return u.String()
 }
@@ -238,17 +248,4 @@ func (l *lazily) get(ctx context.Context) (*clients, error) {
 	c, err := newClients(l.life, l.cfg)
 	l.made = c
 	return c, err
-}
-
-// close ends the connections that nobody uses, of a transport that is not the
-// user's.
-func (l *lazily) close() {
-	<-l.turn
-	defer func() { l.turn <- struct{}{} }()
-	if l.made == nil {
-		return
-	}
-	if c, ok := l.made.wire.next.(interface{ CloseIdleConnections() }); ok {
-		c.CloseIdleConnections()
-	}
 }

@@ -3,6 +3,8 @@ package gcp
 import (
 	"fmt"
 	"maps"
+	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,6 +76,11 @@ type Config struct {
 	// "egress-" are ours. Default none.
 	Labels map[string]string `json:"labels,omitempty"`
 
+	// Endpoint is the URL of the API where it is not Google's public one, such as that
+	// of a Private Service Connect endpoint, or of a server for tests. It must be https,
+	// but on loopback, because it is sent a token. An endpoint among the ClientOptions
+	// is preferred. Default https://compute.googleapis.com.
+	Endpoint string `json:"endpoint,omitempty"`
 	// CallTimeout is for one call of the API, with its retries. Default 30s.
 	CallTimeout provider.Duration `json:"callTimeout,omitempty"`
 	// LogUserData has the payloads in the log at V(5) show user-data and consoles,
@@ -141,6 +148,7 @@ func (c Config) Validate() error {
 	c.checkMachine(&problems)
 	c.checkNetwork(&problems)
 	c.checkLabels(&problems)
+	checkEndpoint(&problems, c.Endpoint)
 	if c.CallTimeout < 0 {
 		problems.Add("callTimeout", c.CallTimeout, "must be positive, or be left out for 30s")
 	}
@@ -152,6 +160,23 @@ func matches(problems *check.Problems, path, value string, pattern *regexp.Regex
 	if value != "" && !pattern.MatchString(value) {
 		problems.Add(path, value, problem)
 	}
+}
+
+// checkEndpoint shows nothing of a URL that may have a password in it.
+func checkEndpoint(problems *check.Problems, endpoint string) {
+	u, err := url.Parse(endpoint)
+	switch {
+	case endpoint == "":
+	case err != nil, u.Host == "", u.User != nil, u.RawQuery != "", u.Fragment != "", u.Scheme != "https" && u.Scheme != "http":
+		problems.Missing("endpoint", "must be a URL of scheme and host, such as https://compute-egress.p.googleapis.com, without user, query and fragment")
+	case u.Scheme == "http" && !loopback(u.Hostname()):
+		problems.Add("endpoint", endpoint, "must be https: a token is sent to it")
+	}
+}
+
+func loopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
 func (c Config) checkMachine(problems *check.Problems) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/api/option"
 
 	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/provider"
@@ -62,4 +63,71 @@ func TestAnIDInAFormThatIsNoZoneIsMalformed(t *testing.T) {
 		assert.True(t, provider.HasCode(err, provider.CodeMalformedID), "%s: %v", zone, err)
 	}
 	assert.Empty(t, r.server.Calls(""), "nobody is asked")
+}
+
+func TestAnEndpointOfTheFileIsCalled(t *testing.T) {
+	r := newRig(t, nil)
+	r.cfg.Endpoint, r.cfg.ClientOptions = r.url, []option.ClientOption{option.WithoutAuthentication()}
+	_, err := r.again(t).Create(t.Context(), request("uid-1"))
+	require.NoError(t, err)
+	assert.Len(t, r.server.Names(), 1)
+
+	r.cfg.Endpoint = "https://127.0.0.1:1"
+	r.cfg.ClientOptions = append(r.cfg.ClientOptions, option.WithEndpoint(r.url))
+	list, err := r.again(t).ListByTag(t.Context(), "tag-1")
+	require.NoError(t, err, "a program's own option is preferred")
+	assert.Len(t, list, 1)
+}
+
+// A token goes to the endpoint, and a password in its URL would go to logs.
+func TestAnEndpointMustBeSafe(t *testing.T) {
+	for endpoint, problem := range map[string]string{
+		"": "", "https://compute-egress.p.googleapis.com": "", "https://compute.europe-west3.rep.googleapis.com/": "",
+		"http://127.0.0.1:8080": "", "http://[::1]:8080": "", "http://localhost:1": "",
+		"http://compute.example.com": "must be https",
+		"http://127.0.0.1.example":   "must be https",
+		"compute.googleapis.com":     "must be a URL", "https://": "must be a URL", "ftp://127.0.0.1": "must be a URL",
+		"https://u:hunter2@example.com": "must be a URL", "https://example.com?key=hunter2": "must be a URL", "http://\x7f:hunter2@x": "must be a URL",
+	} {
+		err := gcp.Config{Project: "my-project", Endpoint: endpoint}.Validate()
+		if problem == "" {
+			assert.NoError(t, err, endpoint)
+			continue
+		}
+		require.Error(t, err, endpoint)
+		assert.Contains(t, err.Error(), "endpoint: ")
+		assert.Contains(t, err.Error(), problem)
+		assert.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
+func TestTheResourceManagerIsWhereComputeIs(t *testing.T) {
+	for compute, want := range map[string]string{
+		"https://compute.googleapis.com":          "https://cloudresourcemanager.googleapis.com",
+		"https://compute.mtls.googleapis.com":     "https://cloudresourcemanager.googleapis.com",
+		"https://compute.example.goog":            "https://cloudresourcemanager.example.goog",
+		"https://compute-egress.p.googleapis.com": "https://cloudresourcemanager-egress.p.googleapis.com",
+		"http://127.0.0.1:8080":                   "http://127.0.0.1:8080",
+	} {
+		assert.Equal(t, want, gcp.PolicyEndpoint(compute))
+	}
+}
+
+// A path without a name was found out by the API, and by nobody's field.
+func TestAPathMustNameWhatItLeadsTo(t *testing.T) {
+	for field, c := range map[string]func(*gcp.Config, string){
+		"network":     func(c *gcp.Config, s string) { c.Network = "projects/p/global/networks/" + s },
+		"subnetwork":  func(c *gcp.Config, s string) { c.Subnetwork = "regions/europe-west1/subnetworks/" + s },
+		"image":       func(c *gcp.Config, s string) { c.Image = "projects/images/global/images/" + s },
+		"machineType": func(c *gcp.Config, s string) { c.MachineType = "zones/europe-west1-b/machineTypes/" + s },
+	} {
+		cfg := gcp.Config{Project: "my-project"}
+		c(&cfg, "name-1")
+		assert.NoError(t, cfg.Validate(), field)
+		for _, name := range []string{"", "a/b", "../x", "family/"} {
+			c(&cfg, name)
+			assert.ErrorContains(t, cfg.Validate(), field+": ", "%q", name)
+		}
+	}
+	assert.NoError(t, gcp.Config{Project: "my-project", Image: debian}.Validate())
 }

@@ -14,8 +14,11 @@ var _ provider.ConsoleReader = (*Provider)(nil)
 
 // ReadConsole implements [provider.ConsoleReader]: it reads the end of what the
 // guest wrote to its first serial port, of which Google keeps about 1 MB while the
-// instance exists.
+// instance exists. A limit below one means [provider.DefaultConsoleBytes].
 func (p *Provider) ReadConsole(ctx context.Context, id string, limit int) (text []byte, err error) {
+	if limit < 1 {
+		limit = provider.DefaultConsoleBytes
+	}
 	at, err := p.find("ReadConsole", id)
 	if err != nil {
 		return nil, err

@@ -84,8 +84,9 @@ func (p *Provider) lookAfter(ctx context.Context, at place, req provider.CreateR
 func (p *Provider) adopt(ctx context.Context, at place, req provider.CreateRequest, conflict error) error {
 	in, err := p.read(ctx, at)
 	if absent(err, at.name) {
-		// It went, or is not to be seen yet.
-		return transient(classify(conflict).Code, "the name was taken a moment ago, and now nothing has it")
+		// It went, is not to be seen yet, or is a disk.
+		known := classify(conflict)
+		return transient(known.Code, "the name was taken a moment ago, and now no instance has it: %w", known.Err)
 	}
 	if err != nil {
 		return err

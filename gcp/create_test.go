@@ -130,3 +130,14 @@ func TestADeletionWhoseAnswerGotLostIsAskedForAgain(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, provider.StateStopping, in.State)
 }
+
+// The API's word for what holds the name is passed on: it may be a disk, which no
+// look for an instance finds.
+func TestANameThatADiskHoldsIsTold(t *testing.T) {
+	r := newRig(t, nil)
+	disk := "projects/test-project/zones/" + zoneA + "/disks/" + provider.Name("uid-1")
+	r.server.SetBefore(fails("instances.insert", fakecompute.Fault{Error: &fakecompute.Error{Status: 409, Reason: "alreadyExists", Message: "The resource '" + disk + "' already exists"}}))
+	_, err := r.Create(t.Context(), request("uid-1"))
+	require.ErrorIs(t, err, provider.ErrTransient)
+	assert.ErrorContains(t, err, disk)
+}

@@ -19,9 +19,9 @@ import (
 var _ provider.Doctor = (*Provider)(nil)
 
 // Diagnose implements [provider.Doctor]. Of the project it examines credentials,
-// api, project, network, image and external-address (whether a policy of the
-// organization forbids it); of each region that the configuration names its
-// subnetwork and quotas (quota METRIC) with use and limit; of each configured zone
+// api, project, its quotas (quota METRIC) with use and limit, network, image and
+// external-address (whether a policy of the organization forbids it); of each region
+// that the configuration names its subnetwork and quotas; of each configured zone
 // zone and machine-type.
 func (p *Provider) Diagnose(ctx context.Context) ([]provider.Finding, error) {
 	caller := ctx
@@ -65,7 +65,11 @@ func (p *Provider) examine(ctx context.Context) []provider.Finding {
 	steps := []func(*exam, context.Context){
 		(*exam).network, (*exam).image, (*exam).policy,
 	}
-	for _, region := range p.cfg.regions() {
+	regions := p.cfg.regions()
+	if len(regions) == 0 {
+		steps = append(steps, (*exam).nowhere)
+	}
+	for _, region := range regions {
 		steps = append(steps, func(e *exam, ctx context.Context) { e.region(ctx, region) })
 	}
 	steps = append(steps, (*exam).zones)
@@ -100,7 +104,7 @@ func (c Config) regions() (all []string) {
 // reach tells whether the API answers for the project at all.
 func (e *exam) reach(ctx context.Context) bool {
 	scope := e.cfg.Project
-	_, err := call(ctx, e.Provider, CallInfo{Method: "projects.get", Name: scope}, func(ctx context.Context, c *clients) (*computepb.Project, error) {
+	project, err := call(ctx, e.Provider, CallInfo{Method: "projects.get", Name: scope}, func(ctx context.Context, c *clients) (*computepb.Project, error) {
 		return c.projects.Get(ctx, &computepb.GetProjectRequest{Project: scope}, retries())
 	})
 	known := classify(err)
@@ -118,6 +122,7 @@ func (e *exam) reach(ctx context.Context) bool {
 			e.add(scope, stage, provider.FindingFailure, stageRemedies[stage]+scope, "%v", known)
 		}
 	}
+	e.quotas(scope, project.GetQuotas(), []string{"CPUS_ALL_REGIONS"})
 	return failed < 0 || hasStatus(err, http.StatusForbidden) && failed == len(stages)-1
 }
 
@@ -228,6 +233,11 @@ func (e *exam) policy(ctx context.Context) {
 	}
 }
 
+// nowhere says what is not examined without a region.
+func (e *exam) nowhere(context.Context) {
+	e.add(e.cfg.Project, "region", provider.FindingSkipped, "", "neither zones nor region are configured: their quotas and machine types are not known")
+}
+
 // region looks at what is a region's own.
 func (e *exam) region(ctx context.Context, region string) {
 	e.subnetwork(ctx, region)
@@ -238,15 +248,19 @@ func (e *exam) region(ctx context.Context, region string) {
 		e.found(region, "quota", err, "set region or zones to some of gcloud compute regions list", "")
 		return
 	}
-	metrics := e.cfg.metrics()
-	for _, q := range answer.GetQuotas() {
+	e.quotas(region, answer.GetQuotas(), e.cfg.metrics())
+}
+
+// quotas looks at those of a project or region that count.
+func (e *exam) quotas(scope string, all []*computepb.Quota, metrics []string) {
+	for _, q := range all {
 		if slices.Contains(metrics, q.GetMetric()) {
-			e.quota(region, q)
+			e.quota(scope, q)
 		}
 	}
 }
 
-// metrics are the quotas that an instance takes from.
+// metrics are a region's quotas that an instance takes from.
 func (c Config) metrics() []string {
 	all := []string{"CPUS", "INSTANCES", "DISKS_TOTAL_GB", "SSD_TOTAL_GB"}
 	if c.Spot {
@@ -262,7 +276,7 @@ func (c Config) metrics() []string {
 // nearLimit is the part of a quota from which it is told.
 const nearLimit = 0.8
 
-func (e *exam) quota(region string, q *computepb.Quota) {
+func (e *exam) quota(scope string, q *computepb.Quota) {
 	use, limit := q.GetUsage(), q.GetLimit()
 	status, remedy := provider.FindingOK, ""
 	switch {
@@ -276,7 +290,7 @@ func (e *exam) quota(region string, q *computepb.Quota) {
 	if status != provider.FindingOK {
 		remedy = "ask for more on the console's page IAM & Admin, Quotas"
 	}
-	e.add(region, "quota "+q.GetMetric(), status, remedy, "%g of %g in use", use, limit)
+	e.add(scope, "quota "+q.GetMetric(), status, remedy, "%g of %g in use", use, limit)
 }
 
 func (e *exam) subnetwork(ctx context.Context, region string) {

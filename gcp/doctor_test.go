@@ -44,6 +44,7 @@ func TestDiagnoseOfAProjectThatWorks(t *testing.T) {
 	r.server.SetQuota("IN_USE_ADDRESSES", 7, 8)
 	r.server.SetQuota("INSTANCES", 24, 24)
 	r.server.SetQuota("SNAPSHOTS", 5000, 5000)
+	r.server.SetQuota("CPUS_ALL_REGIONS", 3, 32)
 	all := examined(t, r)
 	for _, check := range []string{
 		"test-project credentials", "test-project api", "test-project project", "test-project network", "test-project image", "test-project external-address",
@@ -52,6 +53,7 @@ func TestDiagnoseOfAProjectThatWorks(t *testing.T) {
 		assert.Equal(t, provider.FindingOK, all[check].Status, "%s: %s", check, all[check].Evidence)
 	}
 	assert.Equal(t, "3 of 24 in use", all["europe-west1 quota CPUS"].Evidence)
+	assert.Equal(t, "3 of 32 in use", all["test-project quota CPUS_ALL_REGIONS"].Evidence)
 	assert.Equal(t, provider.FindingWarning, all["europe-west1 quota IN_USE_ADDRESSES"].Status)
 	assert.Equal(t, provider.FindingFailure, all["europe-west1 quota INSTANCES"].Status)
 	assert.NotContains(t, all, "europe-west1 quota SNAPSHOTS", "which no instance takes from")
@@ -138,4 +140,27 @@ func TestReadConsoleGivesTheEnd(t *testing.T) {
 	r.server.Put(zoneA, map[string]any{"name": provider.Name("theirs")})
 	_, err = r.ReadConsole(t.Context(), "zones/"+zoneA+"/instances/"+provider.Name("theirs"), 10)
 	assert.ErrorIs(t, err, provider.ErrPermanent, "another's console is not ours to read")
+}
+
+// Without a region nobody knows which quotas count: that is said, and not passed
+// over.
+func TestDiagnoseSaysWhatNeedsARegion(t *testing.T) {
+	r := newRig(t, func(c *gcp.Config, _ *fakecompute.Config) { c.Zones = nil })
+	r.server.SetQuota("CPUS_ALL_REGIONS", 12, 12)
+	all := examined(t, r)
+	assert.Equal(t, provider.FindingSkipped, all["test-project region"].Status)
+	assert.Equal(t, provider.FindingFailure, all["test-project quota CPUS_ALL_REGIONS"].Status, "that of the project is known")
+	assert.Equal(t, "12 of 12 in use", all["test-project quota CPUS_ALL_REGIONS"].Evidence)
+}
+
+// A limit that is none was a panic.
+func TestReadConsoleTakesAnyLimit(t *testing.T) {
+	r := newRig(t, nil)
+	id := create(t, r, "uid-1", zoneA)
+	r.server.SetConsole(zoneA, nameOf(id), "line\n")
+	for _, limit := range []int{-1, 0} {
+		text, err := r.ReadConsole(t.Context(), id, limit)
+		require.NoError(t, err)
+		assert.Equal(t, "line\n", string(text))
+	}
 }

@@ -17,3 +17,6 @@ func OperationError(op *computepb.Operation) error { return operationError(op) }
 
 // Redact is how a payload is logged.
 var Redact = redact
+
+// PolicyEndpoint is where the Resource Manager is looked for.
+var PolicyEndpoint = policyEndpoint

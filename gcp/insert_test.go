@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -171,4 +172,16 @@ func TestUserDataOfTheGreatestLengthIsTaken(t *testing.T) {
 	req.UserData = bytes.Repeat([]byte("x"), 256<<10)
 	_, err := cfg.InsertRequest(req)
 	assert.NoError(t, err)
+}
+
+// The API counts a character of two units of UTF-16 as two.
+func TestADescriptionIsNeverTooLong(t *testing.T) {
+	cfg, req := gcp.Config{Project: "my-project"}, request("uid-1")
+	req.Metadata = map[string]string{}
+	for _, k := range "abcdefghijklmnop" {
+		req.Metadata["key-"+string(k)] = strings.Repeat("😀", 60)
+	}
+	insert, err := cfg.InsertRequest(req)
+	require.NoError(t, err)
+	assert.LessOrEqual(t, len(utf16.Encode([]rune(insert.GetInstanceResource().GetDescription()))), 2048)
 }

@@ -61,9 +61,14 @@ func (l *listing) run(ctx context.Context) error {
 			return err
 		}
 		l.add(page)
-		if token = page.GetNextPageToken(); token == "" {
+		next := page.GetNextPageToken()
+		switch next {
+		case "":
 			return nil
+		case token:
+			return transient("", "a page of the list says that it is followed by itself")
 		}
+		token = next
 	}
 }
 

@@ -1,12 +1,16 @@
 package gcp_test
 
 import (
+	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/api/option"
 
 	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/internal/fakecompute"
@@ -121,4 +125,20 @@ func TestEveryZoneIsConfiguredWhereNoneIsNamed(t *testing.T) {
 	assert.Equal(t, id, list[0].ID)
 	_, err = r.Get(t.Context(), id)
 	assert.NoError(t, err)
+}
+
+// A list whose page is followed by itself went on for ever.
+func TestAPageThatIsFollowedByItselfEndsTheList(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"items":{},"nextPageToken":"again"}`))
+	}))
+	defer server.Close()
+	r := newRig(t, nil)
+	r.cfg.ClientOptions = []option.ClientOption{option.WithEndpoint(server.URL), option.WithoutAuthentication()}
+	ctx, cancel := context.WithTimeout(t.Context(), short)
+	defer cancel()
+	_, err := r.again(t).ListByTag(ctx, "tag-1")
+	require.ErrorIs(t, err, provider.ErrTransient)
+	assert.NoError(t, ctx.Err())
 }

@@ -18,10 +18,19 @@ const linkPrefix = "https://www.googleapis.com/compute/v1/"
 // pathPattern is a path of the API, with or without its URL.
 var pathPattern = regexp.MustCompile(`^(?:https://[a-z0-9.-]+/compute/[a-z0-9]+/)?[A-Za-z0-9][A-Za-z0-9.:/_-]*$`)
 
-// isPath tells whether s is a path to something of that kind, such as
-// "networks".
+// isPath tells whether s is a path to something of that kind, such as "networks":
+// its name follows the kind, and in front of an image's there may be "family/".
 func isPath(s, kind string) bool {
-	return pathPattern.MatchString(s) && strings.Contains("/"+s, "/"+kind+"/")
+	s = "/" + s
+	at := strings.LastIndex(s, "/"+kind+"/")
+	if at < 0 {
+		return false
+	}
+	name := s[at+len(kind)+2:]
+	if kind == "images" {
+		name = strings.TrimPrefix(name, "family/")
+	}
+	return typePattern.MatchString(name) && pathPattern.MatchString(s[1:]) && !strings.Contains(s, "..")
 }
 
 // machineTypePath is the path of a machine type, given by its name or path. An

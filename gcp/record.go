@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"unicode/utf8"
 
 	"cloud.google.com/go/compute/apiv1/computepb"
 
@@ -24,8 +23,8 @@ const (
 	managed = "true"
 )
 
-// maxDescription is what a description may have, in characters. The API's schema
-// names no limit; its error does.
+// maxDescription is what a description may have. The API's schema names no limit;
+// its error does, in characters, of which there are never more than bytes.
 const maxDescription = 2048
 
 // recordVersion changes only if old readers could not read the record.
@@ -45,7 +44,7 @@ type record struct {
 // render returns the description, and the metadata item if that is needed.
 func (r record) render() (description, item string, err error) {
 	r.Version = recordVersion
-	if description, err = compact(r); err != nil || utf8.RuneCountInString(description) <= maxDescription {
+	if description, err = compact(r); err != nil || len(description) <= maxDescription {
 		return description, "", err
 	}
 	if item, err = compact(r.Metadata); err != nil {

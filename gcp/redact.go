@@ -78,6 +78,30 @@ func shows(text string, secret provider.UserData) bool {
 	return len(encoded) >= sample && strings.Contains(text, encoded[:sample])
 }
 
+// The length of a stretch of user-data that is not there by chance, which is longer
+// than an instance's name, and how far apart stretches are looked for.
+const (
+	minStretch  = 24
+	stretchStep = 8
+)
+
+// repeats tells whether a text of the API has a line of the user-data, or a stretch
+// of it: what the API quotes, it may cut off anywhere.
+func repeats(text string, secret provider.UserData) bool {
+	if shows(text, secret) {
+		return true
+	}
+	plain := string(secret)
+	for _, form := range []string{plain, quoted(plain), quoted(quoted(plain)), base64.StdEncoding.EncodeToString(secret)} {
+		for at := 0; at+minStretch <= len(form); at += stretchStep {
+			if strings.Contains(text, form[at:at+minStretch]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // quoted is a text as JSON writes it.
 func quoted(s string) string {
 	out, err := compact(s)
@@ -95,7 +119,7 @@ func withheld(err error, secret provider.UserData) error {
 	}
 	var api *googleapi.Error
 	isAPI := errors.As(err, &api)
-	if !shows(err.Error(), secret) && (!isAPI || !shows(api.Body, secret) && !shows(api.Message, secret)) {
+	if !repeats(err.Error(), secret) && (!isAPI || !repeats(api.Body, secret) && !repeats(api.Message, secret)) {
 		return err
 	}
 	const message = "the message is withheld, because it repeats user-data"

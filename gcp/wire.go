@@ -92,7 +92,7 @@ func (w *wire) whole(c *ongoing, resp *http.Response) error {
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	if log := c.log.V(wireLevel); log.Enabled() {
-		log.Info("compute response", "method", c.info.Method, "status", resp.StatusCode, "body", w.shown(c, body))
+		log.Info("compute response", "method", c.info.Method, "status", resp.StatusCode, "body", w.shownAnswer(c, body))
 	}
 	return nil
 }
@@ -117,6 +117,14 @@ func (w *wire) shown(c *ongoing, body []byte) string {
 		return string(body)
 	}
 	return redact(body, c.secret)
+}
+
+// shownAnswer is shown, but for what quotes the user-data.
+func (w *wire) shownAnswer(c *ongoing, body []byte) string {
+	if !w.logUserData && repeats(string(body), c.secret) {
+		return length(len(body))
+	}
+	return w.shown(c, body)
 }
 
 func (w *wire) report(c *ongoing, info CallInfo, start time.Time, resp *http.Response, err error) {

@@ -193,3 +193,36 @@ func TestATraceMayBeEmpty(t *testing.T) {
 		assert.NoError(t, err)
 	}
 }
+
+// What the API quotes it may cut off, in the middle of a line too.
+func TestAnErrorThatQuotesAStretchOfUserDataIsWithheld(t *testing.T) {
+	oneLine := `{"users":[{"name":"crawler","password":"correct horse battery staple"}],"more":"` + strings.Repeat("x", 200) + `"}`
+	encoded := base64.StdEncoding.EncodeToString([]byte("\xff" + oneLine))
+	for name, c := range map[string]struct{ userData, quoted, secret string }{
+		"the beginning":       {oneLine, oneLine[:90], "correct horse"},
+		"the middle":          {"#cloud-config\n" + secretLine + " and more\n", "…ord: correct horse battery stap…", "correct horse"},
+		"with escapes":        {"#cloud-config\npassword: \"correct horse\" battery\tstaple\n", `word: \"correct horse\" battery\tstap`, "correct horse"},
+		"a stretch of base64": {"\xff" + oneLine, encoded[40:90], encoded[50:80]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil)
+			r.server.SetBefore(fails("instances.insert", fakecompute.Fault{Error: &fakecompute.Error{Status: 400, Reason: "invalid", Message: "Invalid value: '" + c.quoted + "'"}}))
+			req := request("uid-1")
+			req.UserData = provider.UserData(c.userData)
+			_, err := r.Create(t.Context(), req)
+			require.ErrorIs(t, err, provider.ErrPermanent)
+			assert.NotContains(t, err.Error(), c.secret)
+			assert.NotContains(t, r.logs(), c.secret)
+		})
+	}
+}
+
+// The name of the instance, in user-data as its host name, is no secret.
+func TestAnErrorThatNamesTheInstanceIsNotWithheld(t *testing.T) {
+	r := newRig(t, nil)
+	req := request("uid-1")
+	req.UserData = append(req.UserData, "hostname: "+provider.Name("uid-1")+".example.com\n"...)
+	r.server.SetBefore(fails("instances.insert", fakecompute.Fault{Error: &fakecompute.Error{Status: 403, Reason: "forbidden", Message: "Required permission for 'zones/z/instances/" + provider.Name("uid-1") + "'"}}))
+	_, err := r.Create(t.Context(), req)
+	assert.ErrorContains(t, err, "Required permission")
+}

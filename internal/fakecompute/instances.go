@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+	"unicode/utf16"
 )
 
 // instance is one virtual machine.
@@ -26,6 +26,8 @@ type instance struct {
 	doomed bool
 	// deleting is the operation that removes it.
 	deleting *operation
+	// address is the external one, once it has been given.
+	address string
 }
 
 // operation is one that runs, or has run.
@@ -93,7 +95,7 @@ var labelPattern = regexp.MustCompile(`^[\p{Ll}\p{Lo}\p{N}_-]{0,63}$`)
 
 // checkInsert refuses what the API does, beyond its schema.
 func (s *Server) checkInsert(c Call, body map[string]any) *Error {
-	if description, _ := body["description"].(string); utf8.RuneCountInString(description) > 2048 {
+	if description, _ := body["description"].(string); len(utf16.Encode([]rune(description))) > 2048 {
 		return invalid("Invalid value for field 'resource.description': '%.20s'. Must be no longer than 2048 characters.", description)
 	}
 	labels, _ := body["labels"].(map[string]any)
@@ -249,7 +251,7 @@ func (s *Server) interfaces(in *instance, now time.Time) []any {
 		out["name"] = "nic0"
 		out["networkIP"] = fmt.Sprintf("10.132.%d.%d", in.id>>8&0xff, in.id&0xff)
 		for field, address := range map[string][2]string{
-			"accessConfigs":     {"natIP", fmt.Sprintf("203.0.113.%d", in.id&0xff)},
+			"accessConfigs":     {"natIP", s.address(in, runs)},
 			"ipv6AccessConfigs": {"externalIpv6", fmt.Sprintf("2001:db8::%x", in.id&0xffff)},
 		} {
 			var accesses []any
@@ -268,6 +270,18 @@ func (s *Server) interfaces(in *instance, now time.Time) []any {
 		all = append(all, out)
 	}
 	return all
+}
+
+// address is the external one of an instance; empty before it runs.
+func (s *Server) address(in *instance, runs bool) string {
+	switch {
+	case !runs || in.address != "":
+	case s.cfg.Boot != nil:
+		in.address = s.cfg.Boot(in.body)
+	default:
+		in.address = fmt.Sprintf("203.0.113.%d", in.id&0xff)
+	}
+	return in.address
 }
 
 func (s *Server) aggregatedList(r *http.Request, _ Call) (any, *Error) {

@@ -7,7 +7,18 @@ import (
 )
 
 func (s *Server) project(_ *http.Request, c Call) (any, *Error) {
-	return map[string]any{"kind": "compute#project", "name": c.Project, "quotas": []any{map[string]any{"metric": "CPUS_ALL_REGIONS", "usage": 1.0, "limit": 32.0}}}, nil
+	return map[string]any{"kind": "compute#project", "name": c.Project, "quotas": s.quotasOf(true)}, nil
+}
+
+// quotasOf are the project's, or those of a region.
+func (s *Server) quotasOf(project bool) []any {
+	some := []any{}
+	for _, q := range s.quotas {
+		if strings.HasSuffix(q["metric"].(string), "_ALL_REGIONS") == project {
+			some = append(some, q)
+		}
+	}
+	return some
 }
 
 func regionOf(zone string) string { return zone[:strings.LastIndexByte(zone, '-')] }
@@ -32,7 +43,7 @@ func (s *Server) region(_ *http.Request, c Call) (any, *Error) {
 	if !slices.ContainsFunc(s.cfg.Zones, func(z string) bool { return regionOf(z) == c.Name }) {
 		return nil, notFound("projects/" + c.Project + "/regions/" + c.Name)
 	}
-	return map[string]any{"kind": "compute#region", "name": c.Name, "status": "UP", "quotas": append([]any{}, s.quotas...)}, nil
+	return map[string]any{"kind": "compute#region", "name": c.Name, "status": "UP", "quotas": s.quotasOf(false)}, nil
 }
 
 func (s *Server) network(r *http.Request, c Call) (any, *Error) {

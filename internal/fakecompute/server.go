@@ -38,6 +38,10 @@ type Config struct {
 	// PageSize is the most that a page has, whatever is asked for; 500 if zero.
 	PageSize int
 
+	// Boot, if set, is called when an instance is to get its external IPv4 address,
+	// and returns it. It is told once of each, with what the instance was made of.
+	Boot func(body map[string]any) (address string)
+
 	// IgnoreFilters has lists of instances give all there are.
 	IgnoreFilters bool
 
@@ -101,7 +105,7 @@ type Server struct {
 	calls       []Call
 	unreachable map[string]bool // zones
 	pageWide    bool            // whether the page says so, and not the zone
-	quotas      []any
+	quotas      []map[string]any
 	policy      map[string]any
 	serial      map[key]string
 	last        uint64
@@ -289,7 +293,8 @@ func (s *Server) SetUnreachable(zone string, unreachable, pageWide bool) {
 	s.unreachable[zone], s.pageWide = unreachable, pageWide
 }
 
-// SetQuota sets use and limit of a metric in every region.
+// SetQuota sets use and limit of a metric in every region, or of the project where
+// its name ends in _ALL_REGIONS.
 func (s *Server) SetQuota(metric string, usage, limit float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
