@@ -51,7 +51,7 @@ func TestTheSampleLoads(t *testing.T) {
 		"with every comment": {uncommented(text), []string{"rack-1", "cloud-1", "dev"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			providers, err := registry.Parse([]byte(c.text), setup.Types(nil))
+			providers, err := registry.Parse([]byte(c.text), setup.Types(setup.Hooks{}))
 			require.NoError(t, err)
 			defer providers.Close()
 			assert.NoError(t, providers.Err())

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/egressfleet/egress/examples/internal/setup"
+	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/kvm"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
@@ -32,7 +33,7 @@ type app struct {
 	// The rest but the flags is what tests replace.
 
 	// types are the provider types that a file may name.
-	types func(amend func(*kvm.Config)) registry.Types
+	types func(setup.Hooks) registry.Types
 	// inProcess tells whether the instances of a provider end with the program.
 	inProcess func(provider.Provider) bool
 	newUID    func() string
@@ -165,9 +166,12 @@ type session struct {
 // load opens the providers file. The caller must Close it.
 func (a *app) load() (*registry.Registry, error) {
 	log := a.logger()
-	file, err := registry.Load(a.flags.providers, a.types(func(cfg *kvm.Config) {
-		cfg.Logger, cfg.Progress = log, a.screen.image
-		a.kvms[cfg.Name] = *cfg
+	file, err := registry.Load(a.flags.providers, a.types(setup.Hooks{
+		KVM: func(cfg *kvm.Config) {
+			cfg.Logger, cfg.Progress = log, a.screen.image
+			a.kvms[cfg.Name] = *cfg
+		},
+		GCP: func(cfg *gcp.Config) { cfg.Logger = log },
 	}))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, advise(permanent(err), "name a providers file by --providers or EGRESS_PROVIDERS; examples/providers.yaml is one to begin with")

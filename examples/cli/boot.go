@@ -32,9 +32,25 @@ type boot struct {
 
 // run makes the proxy. Of one that came to nothing it shows how the guest fared.
 func (b *boot) run(ctx context.Context) error {
-	err := b.phases(ctx)
+	err := b.explained(ctx, b.phases(ctx))
 	if err != nil && b.accepted && ctx.Err() == nil && !errors.Is(err, provider.ErrNotFound) {
 		b.tellConsole(ctx)
+	}
+	return err
+}
+
+// explained is why an instance that had been accepted is gone, where the provider
+// knows.
+func (b *boot) explained(ctx context.Context, err error) error {
+	if !b.accepted || !errors.Is(err, provider.ErrNotFound) {
+		return err
+	}
+	cause, askErr := provider.Explain(ctx, b.p, b.id)
+	switch {
+	case cause != nil:
+		return fmt.Errorf("%s was refused after it had been accepted: %w", b.name, cause)
+	case askErr != nil && ctx.Err() == nil:
+		b.say("cannot tell why it is gone: %v", askErr)
 	}
 	return err
 }

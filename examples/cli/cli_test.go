@@ -24,8 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/egressfleet/egress/examples/internal/setup"
 	"github.com/egressfleet/egress/fleet"
-	"github.com/egressfleet/egress/kvm"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
 	"github.com/egressfleet/egress/provider/registry"
@@ -96,7 +96,7 @@ func (w *world) provider() *local.Provider {
 	return p
 }
 
-func (w *world) types(func(*kvm.Config)) registry.Types {
+func (w *world) types(setup.Hooks) registry.Types {
 	return registry.Types{"local": registry.For(func(string, local.Config) (provider.Provider, error) {
 		if w.wrap != nil {
 			return w.wrap(w.provider()), nil

@@ -220,9 +220,9 @@ func TestDoctor(t *testing.T) {
 		{Scope: "kvm1", Check: "space", Status: provider.FindingSkipped, Evidence: "there is no pool"},
 	}
 	w.change = func(a *app) {
-		types := w.types(nil)
+		types := w.types(setup.Hooks{})
 		types["broken"] = registry.For(func(string, struct{}) (*local.Provider, error) { return nil, errors.New("its key is missing") })
-		a.types = func(func(*kvm.Config)) registry.Types { return types }
+		a.types = func(setup.Hooks) registry.Types { return types }
 	}
 	w.wrap = func(p provider.Provider) provider.Provider { return withDoctor{p.(*local.Provider), found} }
 	got := w.run("doctor")
@@ -368,11 +368,11 @@ func newRack(t *testing.T) (*world, *rack) {
 	w.write("providers.yaml", rackProviders)
 	r := &rack{Provider: w.provider()}
 	w.change = func(a *app) {
-		a.types = func(amend func(*kvm.Config)) registry.Types {
-			types := w.types(nil)
+		a.types = func(hooks setup.Hooks) registry.Types {
+			types := w.types(setup.Hooks{})
 			types["kvm"] = registry.For(func(name string, cfg kvm.Config) (*rack, error) {
 				cfg.Name = name
-				amend(&cfg)
+				hooks.KVM(&cfg)
 				return r, nil
 			})
 			return types

@@ -94,7 +94,7 @@ func TestLabCrawl(t *testing.T) {
 		assert.True(t, strings.HasPrefix(r.Proxy, "proxy-"), r.Proxy)
 	}
 
-	registry, p, err := setup.Open(providers, "lab", setup.Types(nil))
+	registry, p, err := setup.Open(providers, "lab", setup.Types(setup.Hooks{}))
 	require.NoError(t, err)
 	defer registry.Close()
 	left, err := p.ListByTag(t.Context(), fmt.Sprintf("lab-crawl-%d", os.Getpid()))

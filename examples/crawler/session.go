@@ -62,7 +62,7 @@ func open(o options, stdin io.Reader) (source, error) {
 			onResult: func(int, func(string, ...any)) {}, close: []func() error{closeURLs},
 		}, nil
 	}
-	providers, p, err := setup.Open(o.providers, o.provider, setup.Types(nil))
+	providers, p, err := setup.Open(o.providers, o.provider, setup.Types(setup.Hooks{}))
 	if err != nil {
 		return source{}, errors.Join(err, closeURLs())
 	}

@@ -26,9 +26,14 @@ import (
 	"github.com/egressfleet/egress/provider/registry"
 )
 
-// Types are the provider types of the examples. amend, if not nil, sets the
-// hooks of a kvm provider.
-func Types(amend func(*kvm.Config)) registry.Types {
+// Hooks set what no file can hold, such as a logger. Each may be nil.
+type Hooks struct {
+	KVM func(*kvm.Config)
+	GCP func(*gcp.Config)
+}
+
+// Types are the provider types of the examples.
+func Types(hooks Hooks) registry.Types {
 	return registry.Types{
 		"local": registry.For(func(name string, cfg local.Config) (*local.Provider, error) {
 			cfg.Name = name
@@ -36,13 +41,16 @@ func Types(amend func(*kvm.Config)) registry.Types {
 		}),
 		"kvm": registry.For(func(name string, cfg kvm.Config) (*kvm.Provider, error) {
 			cfg.Name = name
-			if amend != nil {
-				amend(&cfg)
+			if hooks.KVM != nil {
+				hooks.KVM(&cfg)
 			}
 			return kvm.New(cfg)
 		}),
 		"gcp": registry.For(func(name string, cfg gcp.Config) (*gcp.Provider, error) {
 			cfg.Name = name
+			if hooks.GCP != nil {
+				hooks.GCP(&cfg)
+			}
 			return gcp.New(cfg)
 		}),
 	}
