@@ -52,7 +52,8 @@
 // truth. A [provider.ConsoleReader] gives the last line of its console to the
 // reason for which an instance that does not boot is replaced. A
 // [provider.Explainer] tells why one that was accepted is not there: where it was
-// refused for want of room, its place counts as one without.
+// refused for want of room, its place counts as one without, and where it is still
+// being made, it is waited for like one whose state is unknown.
 //
 // # Orphans
 //

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -188,5 +189,59 @@ func TestARefusalAfterAcceptanceIsAShortage(t *testing.T) {
 			}
 		}
 		require.Fail(t, "nothing was replaced")
+	})
+}
+
+// unseen is a provider that accepts instances and shows them a minute later.
+type unseen struct {
+	*local.Provider
+	mu       sync.Mutex
+	accepted map[string]time.Time
+}
+
+func (u *unseen) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
+	id, err := u.Provider.Create(ctx, req)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.accepted[id] = time.Now()
+	return id, err
+}
+
+func (u *unseen) hides(id string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return time.Since(u.accepted[id]) < time.Minute
+}
+
+func (u *unseen) Get(ctx context.Context, id string) (provider.Instance, error) {
+	if u.hides(id) {
+		return provider.Instance{}, &provider.Error{Class: provider.ErrNotFound, ID: id, Err: errors.New("no such instance")}
+	}
+	return u.Provider.Get(ctx, id)
+}
+
+func (u *unseen) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	all, err := u.Provider.ListByTag(ctx, tag)
+	return slices.DeleteFunc(all, func(in provider.Instance) bool { return u.hides(in.ID) }), err
+}
+
+func (u *unseen) Explain(_ context.Context, id string) (cause, err error) {
+	if u.hides(id) {
+		return &provider.Error{Class: provider.ErrTransient, Code: provider.CodeInFlight, RetryAfter: 20 * time.Second, Err: errors.New("it is still being made")}, nil
+	}
+	return nil, nil
+}
+
+// What is still being made was taken for refused, and made again and again.
+func TestAnInstanceThatIsStillBeingMadeIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, local.HostConfig{})
+		u := &unseen{Provider: w.p, accepted: map[string]time.Time{}}
+		w.cfg.Provider = u
+		w.start()
+		w.ready(2)
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		assert.Len(t, u.accepted, 2)
 	})
 }

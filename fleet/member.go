@@ -159,6 +159,9 @@ func (f *Fleet) look(m *member) step {
 		switch {
 		case errors.Is(err, provider.ErrNotFound):
 			cause := f.whyGone(ctx, id)
+			if provider.HasCode(cause, provider.CodeInFlight) {
+				return func(now time.Time) { f.notSeenLocked(m, now, cause) }
+			}
 			return func(now time.Time) { f.goneLocked(m, now, cause) }
 		case err != nil:
 			return func(now time.Time) { f.notSeenLocked(m, now, err) }

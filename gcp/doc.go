@@ -92,7 +92,7 @@
 //	NoAnswer            the API has not answered in time
 //	ConnectionLost      the API cannot be reached, or its answer got lost
 //	NoZoneLeft          every zone had no room lately
-//	InFlight            the insert that Explain looks for is not finished
+//	InFlight            the insert that Explain looks for is not finished, or has ended well meanwhile
 //	BadRecord           the record of an instance of ours cannot be read
 //
 // Rate limits are ErrTransient with the time to the next minute, when Google fills

@@ -26,7 +26,6 @@ const (
 	codeNoAnswer           = "NoAnswer"
 	codeConnectionLost     = "ConnectionLost"
 	codeNoZoneLeft         = "NoZoneLeft"
-	codeInFlight           = "InFlight"
 	codeBadRecord          = "BadRecord"
 )
 

@@ -58,7 +58,6 @@ func TestExplainKnowsNoFailure(t *testing.T) {
 	id, err := r.Create(t.Context(), request("uid-1"))
 	require.NoError(t, err)
 	for what, prepare := range map[string]func(){
-		"it is there":                    func() {},
 		"somebody deleted it":            func() { r.server.Vanish(zoneA, nameOf(id)) },
 		"there is no operation any more": func() { id = "zones/" + zoneA + "/instances/" + provider.Name("another") },
 	} {
@@ -73,8 +72,9 @@ func TestExplainAsksForOperationsOnlyAfterA404(t *testing.T) {
 	r := newRig(t, nil)
 	id, err := r.Create(t.Context(), request("uid-1"))
 	require.NoError(t, err)
-	_, err = r.Explain(t.Context(), id)
+	cause, err := r.Explain(t.Context(), id)
 	require.NoError(t, err)
+	assert.True(t, provider.HasCode(cause, provider.CodeInFlight), "it has come since it was not found: %v", cause)
 	assert.Empty(t, r.server.Calls("zoneOperations.list"))
 }
 
@@ -112,4 +112,17 @@ func TestExplainFailsWhereNobodyMayAsk(t *testing.T) {
 	cause, err := r.Explain(t.Context(), "zones/"+zoneA+"/instances/"+provider.Name("uid-1"))
 	assert.NoError(t, cause)
 	assert.ErrorIs(t, err, provider.ErrPermanent)
+}
+
+// A project may be given by its number. The links of its operations have the ID.
+func TestExplainFindsAFailureOfAProjectGivenByItsNumber(t *testing.T) {
+	r := newRig(t, func(c *gcp.Config, f *fakecompute.Config) { f.Number, c.Project = "123456789", "123456789" })
+	r.server.SetBefore(fails("instances.insert", fakecompute.Fault{Operation: stockout}))
+	id, err := r.Create(t.Context(), request("uid-1"))
+	require.NoError(t, err)
+	_, err = r.Get(t.Context(), id)
+	require.ErrorIs(t, err, provider.ErrNotFound)
+	cause, err := r.Explain(t.Context(), id)
+	require.NoError(t, err)
+	assert.ErrorIs(t, cause, provider.ErrQuotaExceeded)
 }

@@ -37,6 +37,9 @@ const (
 	// CodeTerminal marks the error of [WaitRunning] about an instance that is
 	// Stopped or Failed.
 	CodeTerminal = "Terminal"
+	// CodeInFlight marks the cause that an [Explainer] gives for an instance that is
+	// still being made, or has come meanwhile: ask Get again.
+	CodeInFlight = "InFlight"
 	// CodeUnsupported marks what this provider cannot do.
 	CodeUnsupported = "Unsupported"
 )

@@ -8,7 +8,8 @@ import "context"
 type Explainer interface {
 	// Explain returns why the instance that was asked for under this ID came to
 	// nothing, as an error with a class and a code. It is nil where the backend
-	// knows of no failure, or does not know any more.
+	// knows of no failure, or does not know any more. One that is still being made,
+	// or has come since Get said ErrNotFound, is ErrTransient with [CodeInFlight].
 	Explain(ctx context.Context, id string) (cause, err error)
 }
 

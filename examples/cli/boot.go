@@ -47,6 +47,8 @@ func (b *boot) explained(ctx context.Context, err error) error {
 	}
 	cause, askErr := provider.Explain(ctx, b.p, b.id)
 	switch {
+	case provider.HasCode(cause, provider.CodeInFlight):
+		return cause
 	case cause != nil:
 		return fmt.Errorf("%s was refused after it had been accepted: %w", b.name, cause)
 	case askErr != nil && ctx.Err() == nil:
@@ -170,9 +172,23 @@ func (b *boot) create(ctx context.Context, req provider.CreateRequest) error {
 	}
 }
 
+// waitRunning waits for an address, and as long as it is still being made for one
+// that is not there.
+func (b *boot) waitRunning(ctx context.Context) (provider.Instance, error) {
+	for {
+		in, err := provider.WaitRunning(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: b.tell})
+		if !errors.Is(err, provider.ErrNotFound) {
+			return in, err
+		}
+		if cause, _ := provider.Explain(ctx, b.p, b.id); !provider.HasCode(cause, provider.CodeInFlight) || !sleep(ctx, b.poll) {
+			return in, err
+		}
+	}
+}
+
 // wait polls until the instance has an address.
 func (b *boot) wait(ctx context.Context) (err error) {
-	b.in, err = provider.WaitRunning(ctx, b.p, b.id, provider.WaitOptions{Interval: b.poll, OnPoll: b.tell})
+	b.in, err = b.waitRunning(ctx)
 	if provider.HasCode(err, provider.CodeTerminal) {
 		return advise(err, "see its console: with --keep the instance stays, and then: %s; on the host it is /var/log/libvirt/qemu/%s-console.log",
 			b.command("console", b.name), b.name)

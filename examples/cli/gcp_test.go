@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/egressfleet/egress/examples/internal/cloudtest"
+	"github.com/egressfleet/egress/internal/fakecompute"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -36,7 +37,7 @@ func upOnCloud(t *testing.T, cloud *cloudtest.Cloud, prefix string, args ...stri
 // TestTheWholeLifeOnComputeEngine goes from an examination to the last removal, with
 // nothing in it replaced but the API's address and the guests.
 func TestTheWholeLifeOnComputeEngine(t *testing.T) {
-	cloud := cloudtest.New(t)
+	cloud := cloudtest.New(t, nil)
 	run := func(args ...string) string {
 		t.Helper()
 		got := onCloud(t, cloud, "", args...)
@@ -77,7 +78,7 @@ func TestTheWholeLifeOnComputeEngine(t *testing.T) {
 // What was accepted and dropped is told with Google's reason, and the exit code of
 // its class.
 func TestUpExplainsAStockoutOnComputeEngine(t *testing.T) {
-	cloud := cloudtest.New(t)
+	cloud := cloudtest.New(t, nil)
 	cloud.Stockout(cloudtest.ZoneB, cloudtest.ZoneC)
 	got := upOnCloud(t, cloud, "uid")
 	assert.Equal(t, exitQuota, got.code, got.stderr)
@@ -88,11 +89,20 @@ func TestUpExplainsAStockoutOnComputeEngine(t *testing.T) {
 }
 
 func TestVerboseShowsTheCallsOfComputeEngine(t *testing.T) {
-	cloud := cloudtest.New(t)
+	cloud := cloudtest.New(t, nil)
 	got := onCloud(t, cloud, "", "-v", "ls")
 	require.Equal(t, exitOK, got.code, got.stderr)
 	assert.Contains(t, got.stderr, "gcp: compute call provider=cloud-1 method=instances.aggregatedList")
 	got = onCloud(t, cloud, "", "-vvvvv", "ls")
 	assert.Contains(t, got.stderr, "compute response")
 	assert.NotContains(t, got.stderr, "token-of-the-test")
+}
+
+// An instance that the API has accepted and does not show yet was taken for one that
+// somebody had removed.
+func TestUpWaitsForWhatIsStillBeingMadeOnComputeEngine(t *testing.T) {
+	cloud := cloudtest.New(t, func(f *fakecompute.Config) { f.Unseen, f.OperationDelay = 500*time.Millisecond, time.Minute })
+	got := upOnCloud(t, cloud, "uid")
+	require.Equal(t, exitOK, got.code, got.stderr)
+	assert.Len(t, cloud.API.Calls("instances.insert"), 1)
 }

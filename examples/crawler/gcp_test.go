@@ -15,7 +15,7 @@ import (
 // TestACrawlOnComputeEngine keeps a fleet where one of two zones drops what it
 // accepts: its proxies are in the other one, and go when the crawl is over.
 func TestACrawlOnComputeEngine(t *testing.T) {
-	cloud := cloudtest.New(t)
+	cloud := cloudtest.New(t, nil)
 	cloud.Stockout(cloudtest.ZoneB)
 	var urls strings.Builder
 	for page := range 8 {

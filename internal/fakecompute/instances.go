@@ -164,15 +164,22 @@ func (s *Server) get(_ *http.Request, c Call) (any, *Error) {
 	if failed != nil {
 		return nil, failed
 	}
+	if time.Since(in.created) < s.cfg.Unseen {
+		return nil, absent(c)
+	}
 	return s.instanceJSON(in, time.Now()), nil
 }
 
 func (s *Server) find(c Call) (*instance, *Error) {
 	in, ok := s.instances[key{c.Zone, c.Name}]
 	if !ok {
-		return nil, notFound(fmt.Sprintf("projects/%s/zones/%s/instances/%s", c.Project, c.Zone, c.Name))
+		return nil, absent(c)
 	}
 	return in, nil
+}
+
+func absent(c Call) *Error {
+	return notFound(fmt.Sprintf("projects/%s/zones/%s/instances/%s", c.Project, c.Zone, c.Name))
 }
 
 func (s *Server) delete(_ *http.Request, c Call) (any, *Error) {

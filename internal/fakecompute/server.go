@@ -17,6 +17,8 @@ import (
 type Config struct {
 	// Project is the ID of the only project; "test-project" if empty.
 	Project string
+	// Number is the project's number, which calls may name it by. Answers have the ID.
+	Number string
 	// Zones are those of the project. At least one.
 	Zones []string
 	// Images are paths that instances may be made of, such as
@@ -32,6 +34,8 @@ type Config struct {
 	// BootDelay is from the insert to RUNNING, AddressDelay from there to the
 	// external address.
 	BootDelay, AddressDelay time.Duration
+	// Unseen is how long after its insert an instance is not to be found by get.
+	Unseen time.Duration
 	// DeletePending is how long a deletion waits for its turn, DeleteDelay how long it
 	// takes then.
 	DeletePending, DeleteDelay time.Duration
@@ -252,6 +256,9 @@ func (s *Server) act(r *http.Request, route route, call Call, fault Fault) (any,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.advance(time.Now())
+	if s.cfg.Number != "" && call.Project == s.cfg.Number {
+		call.Project = s.cfg.Project
+	}
 	if call.Project != s.cfg.Project && !strings.HasPrefix(route.method, "images.") {
 		return nil, notFound("projects/" + call.Project)
 	}

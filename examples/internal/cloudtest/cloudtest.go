@@ -2,7 +2,7 @@
 // API on loopback, held to its discovery document, whose instances are forward
 // proxies on loopback addresses of their own.
 //
-//	cloud := cloudtest.New(t)
+//	cloud := cloudtest.New(t, nil)
 //	args := []string{"-providers", cloud.Providers, "-key-file", cloud.KeyFile, "-ca", cloud.CA}
 //
 // The programs find it as they find Google's: by a providers file, whose endpoint
@@ -60,9 +60,9 @@ type Cloud struct {
 	next atomic.Int32
 }
 
-// New starts it until the test ends. Where loopback has but one address, the test
-// is skipped.
-func New(t *testing.T) *Cloud {
+// New starts it until the test ends. amend, if not nil, may change what it is like.
+// Where loopback has but one address, the test is skipped.
+func New(t *testing.T, amend func(*fakecompute.Config)) *Cloud {
 	t.Helper()
 	c := &Cloud{t: t, key: bytes.Repeat([]byte("k"), 32)}
 	c.needLoopback()
@@ -70,12 +70,16 @@ func New(t *testing.T) *Cloud {
 	if err != nil {
 		t.Logf("SKIPPED: requests are not held to the discovery document, which is not to be had: %v", err)
 	}
-	c.API = fakecompute.New(fakecompute.Config{
+	cfg := fakecompute.Config{
 		Zones:          []string{ZoneB, ZoneC},
 		OperationDelay: 20 * time.Millisecond, BootDelay: 50 * time.Millisecond, AddressDelay: 10 * time.Millisecond,
 		DeletePending: 5 * time.Millisecond, DeleteDelay: 20 * time.Millisecond,
 		Boot: c.boot, Discovery: discovery, Refused: func(problem string) { t.Errorf("the API refuses: %s", problem) },
-	})
+	}
+	if amend != nil {
+		amend(&cfg)
+	}
+	c.API = fakecompute.New(cfg)
 	c.API.SetQuota("CPUS", 2, 24)
 	c.API.SetQuota("CPUS_ALL_REGIONS", 2, 32)
 	site := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, r.URL.Path) }))
