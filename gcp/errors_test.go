@@ -238,3 +238,19 @@ func TestAServerThatFailsOnIsTransient(t *testing.T) {
 	assert.True(t, provider.HasCode(err, "HTTP 503"), "%v", err)
 	assert.False(t, errors.Is(err, provider.ErrNotFound))
 }
+
+// A limit is over at the start of the next minute, and nothing is lost by it.
+func TestARateLimitPasses(t *testing.T) {
+	r := newRig(t, func(_ *gcp.Config, f *fakecompute.Config) { f.CallsPerMinute, f.Minute = 3, 200*time.Millisecond })
+	refused := func() bool {
+		_, err := r.Create(t.Context(), request("uid-1"))
+		if err != nil {
+			require.ErrorIs(t, err, provider.ErrTransient)
+			assert.True(t, provider.HasCode(err, "rateLimitExceeded"), "%v", err)
+		}
+		return err != nil
+	}
+	require.Eventually(t, refused, short, time.Millisecond)
+	require.Eventually(t, func() bool { return !refused() }, short, 10*time.Millisecond)
+	assert.Len(t, r.server.Names(), 1)
+}

@@ -135,7 +135,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.flags.provider, "provider", "", "`name` of the provider; may be left out if the file has one, and for doctor, images and sweep, which then take all")
 	flags.StringVar(&a.flags.tag, "tag", defaultTag, "`tag` of the instances")
 	flags.StringVarP(&a.flags.output, "output", "o", outputTable, "`format` of results: table or json")
-	flags.CountVarP(&a.flags.verbosity, "verbose", "v", "log each operation and call of libvirt; twice, with their bodies")
+	flags.CountVarP(&a.flags.verbosity, "verbose", "v", "log each operation and call; twice, with the bodies of libvirt's; five times, with a cloud's")
 	root.AddCommand(
 		a.upCommand(), a.lsCommand(), a.getCommand(), a.rmCommand(), a.probeCommand(), a.consoleCommand(),
 		a.doctorCommand(), a.imagesCommand(), a.sweepCommand(), a.serveCommand(), a.versionCommand(),

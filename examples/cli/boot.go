@@ -190,12 +190,12 @@ func (b *boot) waitRunning(ctx context.Context) (provider.Instance, error) {
 func (b *boot) wait(ctx context.Context) (err error) {
 	b.in, err = b.waitRunning(ctx)
 	if provider.HasCode(err, provider.CodeTerminal) {
-		return advise(err, "see its console: with --keep the instance stays, and then: %s; on the host it is /var/log/libvirt/qemu/%s-console.log",
+		return advise(err, "see its console: with --keep the instance stays, and then: %s; on a libvirt host it is /var/log/libvirt/qemu/%s-console.log",
 			b.command("console", b.name), b.name)
 	}
 	if err != nil && ctx.Err() != nil {
 		return advise(err, "give it longer by --timeout, or find out what it waits for, by --keep and then: %s; "+
-			"the guest agent must get installed to tell the address, and for that the guest needs a way out", b.command("console", b.name))
+			"where a guest agent tells the address, it must get installed, and for that the guest needs a way out", b.command("console", b.name))
 	}
 	if err != nil {
 		return err

@@ -12,7 +12,8 @@ import (
 )
 
 const doctorHelp = `Examine what the providers stand on: of a KVM host the way to libvirt, libvirt
-itself, the hypervisor, memory, pool, network, clock and images.
+itself, the hypervisor, memory, pool, network, clock and images; of a project of
+Google Cloud credentials, API, quotas, network, image, policy and zones.
 
 All providers of the file are examined, or the one of --provider, and nothing is
 changed. Below a failure stands what mends it. The exit code is 1 if there is a

@@ -122,7 +122,7 @@ func nextStep(err error) string {
 	case errors.Is(err, provider.ErrPermanent):
 		return "correct what it names, in the providers file, in the flags or on the host; trying again does not help"
 	case errors.Is(err, provider.ErrQuotaExceeded):
-		return "free memory or disk on the host, remove instances by rm, or choose another place by --zone"
+		return "free memory or disk on the host, or have the cloud's quota raised; remove instances by rm, or choose another place by --zone"
 	case errors.Is(err, provider.ErrNotFound):
 		return "somebody removed it; see what there is by ls, or make another by up"
 	case exitCode(err) == exitTransient:

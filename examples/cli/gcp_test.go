@@ -64,6 +64,11 @@ func TestTheWholeLifeOnComputeEngine(t *testing.T) {
 	assert.Regexp(t, `state +Running`, got)
 	assert.Regexp(t, `external +127\.7\.0\.`, got)
 
+	for _, zone := range []string{cloudtest.ZoneB, cloudtest.ZoneC} {
+		cloud.API.SetConsole(zone, name, "squid is up\n")
+	}
+	assert.Contains(t, run("console", name), "squid is up")
+
 	assert.NotContains(t, run("sweep"), "proxy-", "nothing is left over")
 	for _, zone := range []string{cloudtest.ZoneB, cloudtest.ZoneC} {
 		cloud.API.SetStatus(zone, stopped, "TERMINATED")

@@ -39,6 +39,10 @@ type Config struct {
 	// DeletePending is how long a deletion waits for its turn, DeleteDelay how long it
 	// takes then.
 	DeletePending, DeleteDelay time.Duration
+	// CallsPerMinute is the project's limit, which is filled up again at the start of
+	// each minute; none if zero. Minute is how long one is, for tests.
+	CallsPerMinute int
+	Minute         time.Duration
 	// PageSize is the most that a page has, whatever is asked for; 500 if zero.
 	PageSize int
 
@@ -113,6 +117,8 @@ type Server struct {
 	policy      map[string]any
 	serial      map[key]string
 	last        uint64
+	minute      time.Time // that of the count
+	inMinute    int
 }
 
 type key struct{ zone, name string }
@@ -127,6 +133,9 @@ func New(cfg Config) *Server {
 	}
 	if cfg.PageSize == 0 {
 		cfg.PageSize = 500
+	}
+	if cfg.Minute == 0 {
+		cfg.Minute = time.Minute
 	}
 	return &Server{cfg: cfg, instances: map[key]*instance{}, unreachable: map[string]bool{}, serial: map[key]string{}, last: 4_000_000_000_000}
 }
@@ -209,8 +218,12 @@ func callOf(r route, match []string, body []byte) Call {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, route route, call Call) {
 	s.mu.Lock()
 	s.calls = append(s.calls, call)
-	before := s.Before
+	before, tooMany := s.Before, s.limited(time.Now())
 	s.mu.Unlock()
+	if tooMany != nil {
+		writeError(w, tooMany)
+		return
+	}
 	var fault Fault
 	if before != nil {
 		fault = before(call)
@@ -234,6 +247,21 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, route route, call
 		return
 	}
 	s.answer(w, r, answer)
+}
+
+// limited counts a call. Compute Engine answers 403 where others answer 429.
+func (s *Server) limited(now time.Time) *Error {
+	if minute := now.Truncate(s.cfg.Minute); !minute.Equal(s.minute) {
+		s.minute, s.inMinute = minute, 0
+	}
+	s.inMinute++
+	if s.cfg.CallsPerMinute == 0 || s.inMinute <= s.cfg.CallsPerMinute {
+		return nil
+	}
+	return &Error{
+		Status: http.StatusForbidden, Reason: "rateLimitExceeded",
+		Message: "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service 'compute.googleapis.com'.",
+	}
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, answer any) {
