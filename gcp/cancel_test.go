@@ -181,3 +181,40 @@ func TestCloseLeavesAUsersConnections(t *testing.T) {
 	require.NoError(t, first.Close())
 	assert.True(t, reused(r.again(t)))
 }
+
+// What is asked second, after something that answers, is under the context too.
+func TestWhatComesSecondEndsWithItsContext(t *testing.T) {
+	for method, act := range map[string]func(context.Context, *rig, string) error{
+		"zoneOperations.list": func(ctx context.Context, r *rig, id string) error {
+			r.server.Vanish(zoneA, nameOf(id))
+			_, err := r.Explain(ctx, id)
+			return err
+		},
+		"instances.get": func(ctx context.Context, r *rig, _ string) error {
+			_, err := r.Create(ctx, request("uid-1")) // the name is taken
+			return err
+		},
+		"instances.delete":              func(ctx context.Context, r *rig, id string) error { return r.Delete(ctx, id) },
+		"instances.getSerialPortOutput": func(ctx context.Context, r *rig, id string) error { _, err := r.ReadConsole(ctx, id, 9); return err },
+		"regions.get":                   func(ctx context.Context, r *rig, _ string) error { _, err := r.Diagnose(ctx); return err },
+	} {
+		t.Run(method, func(t *testing.T) {
+			r := newRig(t, nil)
+			id := create(t, r, "uid-1", zoneA)
+			held := make(chan struct{})
+			t.Cleanup(func() { close(held) })
+			r.server.SetBefore(fails(method, fakecompute.Fault{Hold: held}))
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- act(ctx, r, id) }()
+			select {
+			case err := <-done:
+				assert.ErrorIs(t, err, context.DeadlineExceeded)
+			case <-time.After(short):
+				t.Fatal("it goes on although nobody waits for it")
+			}
+			assert.NotEmpty(t, r.server.Calls(method))
+		})
+	}
+}

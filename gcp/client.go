@@ -72,7 +72,7 @@ func (c Config) clientOptions() []option.ClientOption {
 	if c.Endpoint == "" {
 		return c.ClientOptions
 	}
-	return append([]option.ClientOption{option.WithEndpoint(c.Endpoint)}, c.ClientOptions...)
+	return append([]option.ClientOption{option.WithEndpoint(strings.TrimRight(c.Endpoint, "/"))}, c.ClientOptions...)
 }
 
 // credentials is the error of a client that cannot be made. What is missing may

@@ -167,8 +167,8 @@ func checkEndpoint(problems *check.Problems, endpoint string) {
 	u, err := url.Parse(endpoint)
 	switch {
 	case endpoint == "":
-	case err != nil, u.Host == "", u.User != nil, u.RawQuery != "", u.Fragment != "", u.Scheme != "https" && u.Scheme != "http":
-		problems.Missing("endpoint", "must be a URL of scheme and host, such as https://compute-egress.p.googleapis.com, without user, query and fragment")
+	case err != nil, u.Host == "", u.User != nil, strings.Trim(u.Path, "/") != "", u.RawQuery != "", u.Fragment != "", u.Scheme != "https" && u.Scheme != "http":
+		problems.Missing("endpoint", "must be a URL of scheme and host alone, such as https://compute-egress.p.googleapis.com")
 	case u.Scheme == "http" && !loopback(u.Hostname()):
 		problems.Add("endpoint", endpoint, "must be https: a token is sent to it")
 	}

@@ -67,7 +67,7 @@ func TestAnIDInAFormThatIsNoZoneIsMalformed(t *testing.T) {
 
 func TestAnEndpointOfTheFileIsCalled(t *testing.T) {
 	r := newRig(t, nil)
-	r.cfg.Endpoint, r.cfg.ClientOptions = r.url, []option.ClientOption{option.WithoutAuthentication()}
+	r.cfg.Endpoint, r.cfg.ClientOptions = r.url+"/", []option.ClientOption{option.WithoutAuthentication()}
 	_, err := r.again(t).Create(t.Context(), request("uid-1"))
 	require.NoError(t, err)
 	assert.Len(t, r.server.Names(), 1)
@@ -87,7 +87,8 @@ func TestAnEndpointMustBeSafe(t *testing.T) {
 		"http://compute.example.com": "must be https",
 		"http://127.0.0.1.example":   "must be https",
 		"compute.googleapis.com":     "must be a URL", "https://": "must be a URL", "ftp://127.0.0.1": "must be a URL",
-		"https://u:hunter2@example.com": "must be a URL", "https://example.com?key=hunter2": "must be a URL", "http://\x7f:hunter2@x": "must be a URL",
+		"https://compute.googleapis.com/compute/v1/": "must be a URL",
+		"https://u:hunter2@example.com":              "must be a URL", "https://example.com?key=hunter2": "must be a URL", "http://\x7f:hunter2@x": "must be a URL",
 	} {
 		err := gcp.Config{Project: "my-project", Endpoint: endpoint}.Validate()
 		if problem == "" {

@@ -127,18 +127,65 @@ func TestEveryZoneIsConfiguredWhereNoneIsNamed(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// A list whose page is followed by itself went on for ever.
-func TestAPageThatIsFollowedByItselfEndsTheList(t *testing.T) {
+// answering is a provider whose API answers everything with one body.
+func answering(t *testing.T, body string) *gcp.Provider {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"items":{},"nextPageToken":"again"}`))
+		_, _ = w.Write([]byte(body))
 	}))
-	defer server.Close()
+	t.Cleanup(server.Close)
 	r := newRig(t, nil)
 	r.cfg.ClientOptions = []option.ClientOption{option.WithEndpoint(server.URL), option.WithoutAuthentication()}
+	return r.again(t)
+}
+
+// A list whose page is followed by itself went on for ever.
+func TestAPageThatIsFollowedByItselfEndsTheList(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), short)
 	defer cancel()
-	_, err := r.again(t).ListByTag(ctx, "tag-1")
+	_, err := answering(t, `{"items":{},"nextPageToken":"again"}`).ListByTag(ctx, "tag-1")
 	require.ErrorIs(t, err, provider.ErrTransient)
 	assert.NoError(t, ctx.Err())
+}
+
+// Every way in which the API says that something is missing makes the list one that
+// is not whole.
+func TestWhatIsMissingIsTold(t *testing.T) {
+	for body, scope := range map[string]string{
+		`{"items":{"zones/us-east1-b":{"warning":{"code":"UNREACHABLE"}}}}`:                     "", // not configured
+		`{"items":{"zones/europe-west1-b":{"warning":{"code":"NO_RESULTS_ON_PAGE"}}}}`:          "",
+		`{"items":{"zones/europe-west1-b":{"warning":{"code":"UNREACHABLE"}}}}`:                 zoneA,
+		`{"items":{"zones/europe-west1-b":{"warning":{"code":"LIST_OVERHEAD_QUOTA_EXCEED"}}}}`:  zoneA,
+		`{"items":{"zones/europe-west1-b":{"warning":{"code":"WHAT_NOBODY_KNOWS"}}}}`:           zoneA,
+		`{"unreachables":["projects/test-project/zones/europe-west1-b","zones/us-east1-b"]}`:    zoneA,
+		`{"items":{},"warning":{"code":"PARTIAL_SUCCESS","message":"some scopes are missing"}}`: "project",
+	} {
+		_, err := answering(t, body).ListByTag(t.Context(), "tag-1")
+		if scope == "" {
+			assert.NoError(t, err, body)
+			continue
+		}
+		var partial *provider.PartialError
+		require.ErrorAs(t, err, &partial, body)
+		require.Len(t, partial.Missing, 1, body)
+		assert.Equal(t, scope, partial.Missing[0].Scope)
+	}
+}
+
+// A filter that lets everything through makes nobody else's instance ours, whichever
+// of label and record says so.
+func TestLabelAndRecordMustBothHaveTheTag(t *testing.T) {
+	r := newRig(t, func(_ *gcp.Config, f *fakecompute.Config) { f.IgnoreFilters = true })
+	for uid, change := range map[string]func(body map[string]any){
+		"uid-label":  func(body map[string]any) { body["labels"].(map[string]any)["egress-tag"] = "tag-2" },
+		"uid-mark":   func(body map[string]any) { delete(body["labels"].(map[string]any), "egress-managed") },
+		"uid-record": func(body map[string]any) { body["description"] = `{"egress":1,"tag":"tag-2","uid":"uid-record"}` },
+	} {
+		id := create(t, r, uid, zoneA)
+		require.True(t, r.server.Edit(zoneA, nameOf(id), change))
+	}
+	list, err := r.ListByTag(t.Context(), "tag-1")
+	require.NoError(t, err)
+	assert.Empty(t, list)
 }

@@ -22,7 +22,10 @@ type boot struct {
 	id       string
 	accepted bool
 	nothing  bool // the provider says that it left nothing, or nothing of ours
+	dropped  bool // it was accepted, and is gone
+	where    provider.Placement
 	avoid    []provider.Placement
+	full     error // why the last place had no room
 	in       provider.Instance
 	endpoint endpoint.Endpoint
 	probe    *probe
@@ -32,8 +35,8 @@ type boot struct {
 
 // run makes the proxy. Of one that came to nothing it shows how the guest fared.
 func (b *boot) run(ctx context.Context) error {
-	err := b.explained(ctx, b.phases(ctx))
-	if err != nil && b.accepted && ctx.Err() == nil && !errors.Is(err, provider.ErrNotFound) {
+	err := b.phases(ctx)
+	if err != nil && b.accepted && ctx.Err() == nil && !b.dropped {
 		b.tellConsole(ctx)
 	}
 	return err
@@ -42,7 +45,7 @@ func (b *boot) run(ctx context.Context) error {
 // explained is why an instance that had been accepted is gone, where the provider
 // knows.
 func (b *boot) explained(ctx context.Context, err error) error {
-	if !b.accepted || !errors.Is(err, provider.ErrNotFound) {
+	if b.dropped = b.accepted && errors.Is(err, provider.ErrNotFound); !b.dropped {
 		return err
 	}
 	cause, askErr := provider.Explain(ctx, b.p, b.id)
@@ -57,33 +60,43 @@ func (b *boot) explained(ctx context.Context, err error) error {
 	return err
 }
 
-// phases are the host's part and the guest's, which have the timeout each.
+// phases are the host's part and the guest's, which have the timeout each. They
+// begin anew elsewhere where the instance was accepted, and dropped for want of room.
 func (b *boot) phases(ctx context.Context) error {
-	if err := within(ctx, b.flags.timeout, b.place); err != nil {
-		return err
-	}
-	return within(ctx, b.flags.timeout, func(ctx context.Context) error {
-		if err := b.wait(ctx); err != nil || b.prober == nil {
+	for {
+		if err := within(ctx, b.flags.timeout, b.place); err != nil {
 			return err
 		}
-		return b.prove(ctx)
-	})
+		err := b.explained(ctx, within(ctx, b.flags.timeout, b.guest))
+		if !b.mayMove(err) {
+			return err
+		}
+		if err := b.move(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// guest waits for the address, and for the proxy.
+func (b *boot) guest(ctx context.Context) error {
+	if err := b.wait(ctx); err != nil || b.prober == nil {
+		return err
+	}
+	return b.prove(ctx)
 }
 
 // place makes the instance where the provider says that there is room, and
-// somewhere else where it turns out that there was none. The other is an instance
-// of its own, with another UID.
+// somewhere else where it turns out that there was none.
 func (b *boot) place(ctx context.Context) error {
-	_, chooses := provider.As[provider.Placer](b.p)
-	var full error
 	for {
 		where, err := b.choose(ctx)
 		switch {
-		case full != nil && (err != nil || slices.Contains(b.avoid, where)):
-			return full // which says more than that no other place is left
+		case b.full != nil && (err != nil || slices.Contains(b.avoid, where)):
+			return b.full // which says more than that no other place is left
 		case err != nil:
 			return err
 		}
+		b.where = where
 		machine := b.machine
 		machine.Placement = where
 		req, err := request(machine, b.uid, b.app.flags.tag)
@@ -92,18 +105,32 @@ func (b *boot) place(ctx context.Context) error {
 		}
 		b.say("creating%s, tag %s, uid %s", inZone(where), req.Tag, b.uid)
 		err = b.create(ctx, req)
-		if !errors.Is(err, provider.ErrQuotaExceeded) || !chooses || b.machine.Placement.Zone != "" {
+		if !b.mayMove(err) {
 			return err
 		}
-		b.say("no room%s: %v", inZone(where), err)
-		full = err
-		if err := b.remove(ctx); err != nil {
-			return errors.Join(full, err)
+		if err := b.move(ctx, err); err != nil {
+			return err
 		}
-		b.avoid = append(b.avoid, where)
-		b.uid, b.id, b.nothing = b.newUID(), "", false
-		b.name = provider.Name(b.uid)
 	}
+}
+
+// mayMove tells whether it was for want of room, which another place may have.
+func (b *boot) mayMove(err error) bool {
+	_, chooses := provider.As[provider.Placer](b.p)
+	return chooses && errors.Is(err, provider.ErrQuotaExceeded) && b.machine.Placement.Zone == ""
+}
+
+// move removes what there is, and avoids its place from then on. What comes next is
+// an instance of its own, with another UID.
+func (b *boot) move(ctx context.Context, full error) error {
+	b.say("no room%s: %v", inZone(b.where), full)
+	if err := b.remove(ctx); err != nil {
+		return errors.Join(full, err)
+	}
+	b.full, b.avoid = full, append(b.avoid, b.where)
+	b.uid, b.id, b.accepted, b.nothing, b.dropped = b.newUID(), "", false, false, false
+	b.name = provider.Name(b.uid)
+	return nil
 }
 
 func inZone(p provider.Placement) string {

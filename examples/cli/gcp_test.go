@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,8 +22,8 @@ func onCloud(t *testing.T, cloud *cloudtest.Cloud, prefix string, args ...string
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	a := newApp(strings.NewReader(""), &stdout, &stderr)
-	uids := 0
-	a.newUID = func() string { uids++; return fmt.Sprintf("%s-%d", prefix, uids) }
+	var uids atomic.Int32
+	a.newUID = func() string { return fmt.Sprintf("%s-%d", prefix, uids.Add(1)) }
 	a.poll = 10 * time.Millisecond
 	code := a.run(t.Context(), append([]string{"--providers", cloud.Providers}, args...))
 	return outcome{code, stdout.String(), stderr.String()}
@@ -90,7 +91,23 @@ func TestUpExplainsAStockoutOnComputeEngine(t *testing.T) {
 	assert.Contains(t, got.stderr, "refused after it had been accepted")
 	assert.Contains(t, got.stderr, "ZONE_RESOURCE_POOL_EXHAUSTED")
 	assert.NotContains(t, got.stderr, "somebody removed it")
+	assert.Len(t, cloud.API.Calls("instances.insert"), 2, "one for each zone")
 	assert.Empty(t, cloud.API.Names())
+}
+
+func TestUpGoesElsewhereAfterAStockoutOnComputeEngine(t *testing.T) {
+	for _, full := range []string{cloudtest.ZoneB, cloudtest.ZoneC} {
+		cloud := cloudtest.New(t, nil)
+		cloud.Stockout(full)
+		got := upOnCloud(t, cloud, "uid", "--count", "4")
+		require.Equal(t, exitOK, got.code, got.stderr)
+		assert.Len(t, strings.Fields(got.stdout), 4)
+		assert.Contains(t, got.stderr, "no room on "+full+": ")
+		require.Len(t, cloud.API.Names(), 4)
+		for _, name := range cloud.API.Names() {
+			assert.False(t, strings.HasPrefix(name, full), name)
+		}
+	}
 }
 
 func TestVerboseShowsTheCallsOfComputeEngine(t *testing.T) {
