@@ -126,3 +126,16 @@ func TestExplainFindsAFailureOfAProjectGivenByItsNumber(t *testing.T) {
 	require.NoError(t, err)
 	assert.ErrorIs(t, cause, provider.ErrQuotaExceeded)
 }
+
+// What a filter lets through is compared again: another instance's failure, and
+// another operation's, are not this one's.
+func TestExplainTakesNoOtherOperation(t *testing.T) {
+	r := newRig(t, func(_ *gcp.Config, f *fakecompute.Config) { f.IgnoreFilters = true })
+	id := create(t, r, "uid-1", zoneA)
+	require.NoError(t, r.Delete(t.Context(), id))
+	r.server.SetBefore(fails("instances.insert", fakecompute.Fault{Operation: stockout}))
+	create(t, r, "uid-2", zoneA)
+	cause, err := r.Explain(t.Context(), id)
+	require.NoError(t, err)
+	assert.NoError(t, cause)
+}

@@ -50,7 +50,7 @@ type Config struct {
 	// and returns it. It is told once of each, with what the instance was made of.
 	Boot func(body map[string]any) (address string)
 
-	// IgnoreFilters has lists of instances give all there are.
+	// IgnoreFilters has lists of instances and operations give all there are.
 	IgnoreFilters bool
 
 	// Discovery, if set, is what requests are held to. Refused is told of each
