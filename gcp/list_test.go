@@ -127,15 +127,15 @@ func TestEveryZoneIsConfiguredWhereNoneIsNamed(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// answering is a provider whose API answers everything with one body.
-func answering(t *testing.T, body string) *gcp.Provider {
+// answering is another provider of the rig, whose API answers everything with one
+// body.
+func (r *rig) answering(t *testing.T, body string) *gcp.Provider {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(body))
 	}))
 	t.Cleanup(server.Close)
-	r := newRig(t, nil)
 	r.cfg.ClientOptions = []option.ClientOption{option.WithEndpoint(server.URL), option.WithoutAuthentication()}
 	return r.again(t)
 }
@@ -144,7 +144,7 @@ func answering(t *testing.T, body string) *gcp.Provider {
 func TestAPageThatIsFollowedByItselfEndsTheList(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), short)
 	defer cancel()
-	_, err := answering(t, `{"items":{},"nextPageToken":"again"}`).ListByTag(ctx, "tag-1")
+	_, err := newRig(t, nil).answering(t, `{"items":{},"nextPageToken":"again"}`).ListByTag(ctx, "tag-1")
 	require.ErrorIs(t, err, provider.ErrTransient)
 	assert.NoError(t, ctx.Err())
 }
@@ -161,7 +161,7 @@ func TestWhatIsMissingIsTold(t *testing.T) {
 		`{"unreachables":["projects/test-project/zones/europe-west1-b","zones/us-east1-b"]}`:    zoneA,
 		`{"items":{},"warning":{"code":"PARTIAL_SUCCESS","message":"some scopes are missing"}}`: "project",
 	} {
-		_, err := answering(t, body).ListByTag(t.Context(), "tag-1")
+		_, err := newRig(t, nil).answering(t, body).ListByTag(t.Context(), "tag-1")
 		if scope == "" {
 			assert.NoError(t, err, body)
 			continue

@@ -100,3 +100,16 @@ func TestPlaceRefusesWhatCannotBe(t *testing.T) {
 	_, err := r.Place(t.Context(), provider.PlaceRequest{UID: "uid-1", Placement: provider.Placement{MachineType: "e2-small", Image: debian}})
 	assert.ErrorContains(t, err, "region")
 }
+
+func TestPlaceTakesNoZoneThatIsDownOrGivenUp(t *testing.T) {
+	const region = `"region":"https://www.googleapis.com/compute/v1/projects/test-project/regions/europe-west1"`
+	p := newRegionRig(t).answering(t, `{"items":[
+		{"name":"europe-west1-b","status":"DOWN",`+region+`},
+		{"name":"europe-west1-c","status":"UP","deprecated":{"state":"DEPRECATED"},`+region+`},
+		{"name":"europe-west1-d","status":"UP",`+region+`}]}`)
+	for i := range 10 {
+		got, err := p.Place(t.Context(), provider.PlaceRequest{UID: fmt.Sprint(i)})
+		require.NoError(t, err)
+		assert.Equal(t, "europe-west1-d", got.Zone)
+	}
+}
