@@ -332,20 +332,29 @@ func (p *pass) lastWords(ctx context.Context, prov provider.Provider) string {
 
 // serve has a machine that runs probed and leased.
 func (p *pass) serve(ctx context.Context, prov provider.Provider, in provider.Instance, w wanted, readable bool) (time.Duration, error) {
-	st := &p.px.Status
 	p.condition(v1alpha1.ConditionProvisioned, metav1.ConditionTrue, v1alpha1.ReasonRunning, "")
 	if readable { // else the credentials are not known, and what is served stays
-		ep, err := p.endpoint(prov, in, w)
-		if err != nil {
+		if err := p.offer(ctx, prov, in, w); err != nil {
 			return 0, err
-		}
-		st.Address = ep.URL.Host()
-		if err := p.r.Serving.Put(ctx, ep); err != nil {
-			return 0, fmt.Errorf("the lease store: %w", err)
 		}
 	}
 	p.judge()
 	return p.outlived()
+}
+
+// offer puts the machine's endpoint where it is probed and leased. Where the provider
+// cannot tell it, what is served stays, and fails its probes if it is no more.
+func (p *pass) offer(ctx context.Context, prov provider.Provider, in provider.Instance, w wanted) error {
+	ep, err := p.endpoint(prov, in, w)
+	if err != nil {
+		p.px.Status.LastReason = clip(err.Error(), 1024)
+		return nil
+	}
+	p.px.Status.Address = ep.URL.Host()
+	if err := p.r.Serving.Put(ctx, ep); err != nil {
+		return fmt.Errorf("the lease store: %w", err)
+	}
+	return nil
 }
 
 func (p *pass) verdict() endpoint.Verdict {

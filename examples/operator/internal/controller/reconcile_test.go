@@ -462,7 +462,7 @@ func TestExternal(t *testing.T) {
 	require.NoError(t, err)
 	_ = l.Release(t.Context())
 
-	secret.StringData["password"] = "wrong"
+	secret.Data["password"] = []byte("wrong")
 	require.NoError(t, r.c.Update(t.Context(), secret))
 	px = r.until(px, "Unhealthy", func(px *v1alpha1.Proxy) bool {
 		return px.Status.Phase == v1alpha1.PhaseUnhealthy || px.Status.Phase == v1alpha1.PhaseRunning

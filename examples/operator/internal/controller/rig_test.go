@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -99,7 +101,7 @@ func (r *rig) provider(host *local.Host) provider.Provider {
 // start runs the operator until stop, as a process of its own would.
 func (r *rig) start() {
 	mgr, err := ctrl.NewManager(r.cfg, ctrl.Options{
-		Scheme: apitest.Scheme(), Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
+		Scheme: apitest.Scheme(), Logger: rigLog, Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{
 			DefaultNamespaces: map[string]cache.Config{r.ns: {}},
 			ByObject:          map[client.Object]cache.ByObject{&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{v1alpha1.LabelCloudInit: "true"})}},
@@ -373,4 +375,16 @@ func (r *rig) meddle(f func(*interrupted)) {
 func (r *rig) writes() (n int) {
 	r.meddle(func(c *interrupted) { n = c.statusWrites })
 	return n
+}
+
+// rigLog is the operator's log, on the test's output if asked for.
+var rigLog = newRigLog()
+
+func newRigLog() logr.Logger {
+	log := logr.Discard()
+	if os.Getenv("RIG_LOG") != "" {
+		log = zap.New(zap.UseDevMode(true))
+	}
+	ctrl.SetLogger(log)
+	return log
 }
