@@ -25,6 +25,9 @@ type Target struct {
 	URL string
 	// Roots verify its certificate.
 	Roots *x509.CertPool
+	// Certificate is its own, for a program that reads it from a file; nil for a
+	// plain target.
+	Certificate *x509.Certificate
 	// Resolve is the map that leads a proxy to it.
 	Resolve map[string]string
 }
@@ -53,9 +56,10 @@ func target(scheme string, server *httptest.Server) Target {
 		roots.AddCert(server.Certificate())
 	}
 	return Target{
-		URL:     scheme + "://" + Host + "/",
-		Roots:   roots,
-		Resolve: map[string]string{Host: server.Listener.Addr().String()},
+		URL:         scheme + "://" + Host + "/",
+		Roots:       roots,
+		Certificate: server.Certificate(),
+		Resolve:     map[string]string{Host: server.Listener.Addr().String()},
 	}
 }
 

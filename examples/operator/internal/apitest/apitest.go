@@ -3,19 +3,28 @@
 package apitest
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -97,12 +106,65 @@ func Namespace(t testing.TB, c client.Client) string {
 	return ns.Name
 }
 
-// As is a configuration that acts as a service account.
-func As(cfg *rest.Config, namespace, account string) *rest.Config {
-	cfg = rest.CopyConfig(cfg)
-	cfg.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + namespace + ":" + account,
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+// Kustomize builds a folder of the operator, as kubectl apply -k does.
+func Kustomize(t testing.TB, elements ...string) (objects []*unstructured.Unstructured) {
+	t.Helper()
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), Path(elements...))
+	require.NoError(t, err)
+	text, err := resources.AsYaml()
+	require.NoError(t, err)
+	return Parse(t, text)
+}
+
+// Parse reads the documents of a YAML file.
+func Parse(t testing.TB, text []byte) (objects []*unstructured.Unstructured) {
+	t.Helper()
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		o := &unstructured.Unstructured{}
+		err := decoder.Decode(o)
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		require.NoError(t, err, "%s", text)
+		objects = append(objects, o)
 	}
-	return cfg
+}
+
+// Apply makes the objects of those kinds, all kinds if none is given. What is there
+// already stays.
+func Apply(t testing.TB, c client.Client, objects []*unstructured.Unstructured, kinds ...string) {
+	t.Helper()
+	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int { return rank(a) - rank(b) })
+	for _, o := range objects {
+		if len(kinds) > 0 && !slices.Contains(kinds, o.GetKind()) {
+			continue
+		}
+		err := c.Create(context.Background(), o.DeepCopy())
+		if !apierrors.IsAlreadyExists(err) {
+			require.NoError(t, err, "%s %s", o.GetKind(), o.GetName())
+		}
+	}
+}
+
+// rank has namespaces come first, since the others go into them.
+func rank(o *unstructured.Unstructured) int {
+	if o.GetKind() == "Namespace" {
+		return 0
+	}
+	return 1
+}
+
+// KubeConfig is that of a user of the API server, who has what the roles give to
+// that name.
+func KubeConfig(t testing.TB, name string) []byte {
+	t.Helper()
+	Config(t)
+	shared.Lock()
+	defer shared.Unlock()
+	user, err := shared.env.AddUser(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}}, nil)
+	require.NoError(t, err)
+	text, err := user.KubeConfig()
+	require.NoError(t, err)
+	return text
 }

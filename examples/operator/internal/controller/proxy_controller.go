@@ -177,6 +177,18 @@ func (r *Reconciler) proxiesOfSecret(ctx context.Context, secret client.Object) 
 	return requests
 }
 
+// The rights of the operator, in the namespace of its pod. Updates of Proxies are for
+// the finalizer.
+//
+// +kubebuilder:rbac:groups=crawl.example.com,namespace=egress-system,resources=proxies,verbs=get;list;watch;update
+// +kubebuilder:rbac:groups=crawl.example.com,namespace=egress-system,resources=proxies/status,verbs=update
+// +kubebuilder:rbac:groups="",namespace=egress-system,resources=secrets,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",namespace=egress-system,resources=pods,verbs=list;patch
+// +kubebuilder:rbac:groups=events.k8s.io,namespace=egress-system,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="",namespace=egress-system,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=egress-system,resources=leases,verbs=create
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=egress-system,resources=leases,resourceNames=egress-operator,verbs=get;update
+
 // Reconcile takes one Proxy as far as it goes at once.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ctrl.Result, err error) {
 	ctx, end := r.Trace.start(ctx, req.NamespacedName)
