@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lint cross demo bench ci lab lab-test lab-down test-integration-kvm
+.PHONY: help test lint cross demo bench ci lab lab-test lab-down operator-test test-integration-kvm
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 
 lab-test: ## Prove the kvm provider and a crawl through a VM on the lab; FULL=1 for more.
 	@scripts/lab-test
+
+operator-test: ## Prove the operator on a real API server, which is built at first: minutes.
+	@scripts/operator-test
 
 lab-down: ## End the lab.
 	@lab/down

@@ -29,7 +29,8 @@ const (
 	confPath = confDir + "/squid.conf"
 )
 
-// writableDirs are all that Squid may write to.
+// writableDirs are all that Squid may write to, beside /dev/shm, which a container
+// has to itself.
 var writableDirs = []struct{ name, path string }{
 	{"run", "/run"}, {"log", "/var/log/squid"}, {"spool", "/var/spool/squid"},
 }
@@ -40,9 +41,9 @@ const (
 	zoneLabel     = corev1.LabelTopologyZone
 )
 
-// terminationGrace is for Squid to end its connections, which it does within its
-// shutdown_lifetime of a second.
-const terminationGrace = 5
+// terminationGrace is for Squid to end its connections, in seconds: its
+// shutdown_lifetime is one, and its end takes three.
+const terminationGrace = 10
 
 // podFor is the pod of a request's instance.
 func (c Config) podFor(req provider.CreateRequest) (*corev1.Pod, error) {
@@ -100,7 +101,7 @@ func (c Config) container(image string) corev1.Container {
 		VolumeMounts: mounts(),
 		ReadinessProbe: &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt(c.Port)}},
-			PeriodSeconds: 5, TimeoutSeconds: 2,
+			PeriodSeconds: 2, TimeoutSeconds: 2,
 		},
 		SecurityContext: &corev1.SecurityContext{
 			RunAsNonRoot: new(true), AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
@@ -149,7 +150,7 @@ func mounts() []corev1.VolumeMount {
 func (c Config) secretFor(pod *corev1.Pod, r record, files map[string][]byte) *corev1.Secret {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: pod.Name, Namespace: pod.Namespace,
+			Name: pod.Name, Namespace: c.Namespace,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}},
 		},
 		Type: corev1.SecretTypeOpaque, Immutable: new(true), Data: files,
