@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,13 +61,12 @@ type cluster struct {
 	target     proxytest.Target
 }
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t *testing.T, target proxytest.Target) *cluster {
 	cfg := apitest.Config(t)
-	k := &cluster{t: t, c: apitest.Client(t, cfg), dir: t.TempDir()}
+	k := &cluster{t: t, c: apitest.Client(t, cfg), dir: t.TempDir(), target: target}
 	apitest.Apply(t, k.c, apitest.Kustomize(t, "config", "default"),
 		"Namespace", "ServiceAccount", "Role", "RoleBinding", "Service", "Deployment", "ConfigMap")
 	k.kubeconfig = k.write("kubeconfig", apitest.KubeConfig(t, "system:serviceaccount:"+namespace+":egress-operator"))
-	k.target = proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 	k.write("key", []byte("0123456789abcdef0123456789abcdef"))
 	resolve, err := json.Marshal(k.target.Resolve)
 	require.NoError(t, err)
@@ -73,6 +74,11 @@ func newCluster(t *testing.T) *cluster {
 	k.write("roots.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: k.target.Certificate.Raw}))
 	t.Cleanup(k.clean)
 	return k
+}
+
+// hello is a page that proxies in the operator's process can fetch.
+func hello(t *testing.T) proxytest.Target {
+	return proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 }
 
 func (k *cluster) write(name string, text []byte) string {
@@ -171,9 +177,12 @@ func freeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-func (k *cluster) proxy(name string) *v1alpha1.Proxy {
+func (k *cluster) proxy(name string, amend ...func(*v1alpha1.Proxy)) *v1alpha1.Proxy {
 	k.t.Helper()
 	px := &v1alpha1.Proxy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v1alpha1.ProxySpec{Provider: "dev"}}
+	for _, f := range amend {
+		f(px)
+	}
 	require.NoError(k.t, k.c.Create(k.t.Context(), px))
 	return px
 }
@@ -195,6 +204,13 @@ func (k *cluster) ready(px *v1alpha1.Proxy) {
 	k.eventually(px.Name+" is Ready", func() bool { return k.phase(px) == v1alpha1.PhaseReady })
 }
 
+func conditionOf(px *v1alpha1.Proxy, kind string) metav1.Condition {
+	if c := meta.FindStatusCondition(px.Status.Conditions, kind); c != nil {
+		return *c
+	}
+	return metav1.Condition{}
+}
+
 // serving are the pods that the Service leads to.
 func (k *cluster) serving() (names []string) {
 	k.t.Helper()
@@ -214,13 +230,19 @@ func (k *cluster) crawl(p *pod) {
 	store := k.store(p)
 	ctx, cancel := context.WithTimeout(k.t.Context(), patient)
 	defer cancel()
-	l, err := store.Acquire(ctx, lease.Request{Holder: "test", Domain: proxytest.Host})
+	l, err := store.Acquire(ctx, lease.Request{Holder: "test", Domain: k.domain()})
 	require.NoError(k.t, err)
 	resp, err := l.Client().Get(k.target.URL)
 	require.NoError(k.t, err)
 	resp.Body.Close()
 	assert.Equal(k.t, 200, resp.StatusCode)
 	require.NoError(k.t, l.Release(ctx))
+}
+
+func (k *cluster) domain() string {
+	u, err := url.Parse(k.target.URL)
+	require.NoError(k.t, err)
+	return u.Hostname()
 }
 
 func (k *cluster) store(p *pod) *leasehttp.Client {
@@ -234,7 +256,7 @@ func (k *cluster) store(p *pod) *leasehttp.Client {
 
 // The operator runs with the rights that config/rbac gives, and nothing is denied.
 func TestOperatorAsItsServiceAccount(t *testing.T) {
-	k := newCluster(t)
+	k := newCluster(t, hello(t))
 	p := k.start("operator-a", nil)
 	px := k.proxy("one")
 	k.ready(px)
@@ -263,7 +285,7 @@ func TestOperatorAsItsServiceAccount(t *testing.T) {
 // Of two replicas one works. When it is killed the other one takes over: it leases
 // nothing until the leases of the first have run out, and has the label to itself.
 func TestLeaderIsKilled(t *testing.T) {
-	k := newCluster(t)
+	k := newCluster(t, hello(t))
 	a := k.start("operator-a", nil)
 	px := k.proxy("one")
 	k.ready(px)
@@ -283,7 +305,7 @@ func TestLeaderIsKilled(t *testing.T) {
 // With Redis every replica serves, and all lease from one set.
 func TestReplicasShareLeasesOnRedis(t *testing.T) {
 	redis := redistest.Start(t)
-	k := newCluster(t)
+	k := newCluster(t, hello(t))
 	env := []string{"EGRESS_REDIS=redis://" + redis.Addr + "/0"}
 	a := k.start("operator-a", env, "--redis-fresh")
 	px := k.proxy("one")
@@ -302,7 +324,7 @@ func TestReplicasShareLeasesOnRedis(t *testing.T) {
 // A new providers file ends the operator, to be started again with it; a broken one
 // does not.
 func TestNewProvidersFile(t *testing.T) {
-	k := newCluster(t)
+	k := newCluster(t, hello(t))
 	p := k.start("operator-a", nil, "--leader-elect=false")
 	px := k.proxy("one")
 	k.ready(px)

@@ -34,7 +34,7 @@ func dryRun(t *testing.T, c client.Client, objects []*unstructured.Unstructured)
 
 func TestManifestsAreAccepted(t *testing.T) {
 	c := apitest.Client(t, apitest.Config(t))
-	apitest.Apply(t, c, apitest.Kustomize(t, "config", "manager"), "Namespace")
+	apitest.Apply(t, c, apitest.Kustomize(t, "config", "default"), "Namespace")
 	for _, dir := range []string{"crd", "rbac", "manager", "default", "samples"} {
 		t.Run(dir, func(t *testing.T) {
 			objects := apitest.Kustomize(t, "config", dir)
@@ -60,7 +60,7 @@ func TestSamplesAreWhole(t *testing.T) {
 // Every manifest of the guide is one that the API server takes.
 func TestManifestsOfTheGuideAreAccepted(t *testing.T) {
 	c := apitest.Client(t, apitest.Config(t))
-	apitest.Apply(t, c, apitest.Kustomize(t, "config", "manager"), "Namespace")
+	apitest.Apply(t, c, apitest.Kustomize(t, "config", "default"), "Namespace")
 	guide, err := os.ReadFile(apitest.Path("..", "..", "docs", "operator.md"))
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(guide), -1)
