@@ -91,3 +91,49 @@ func (z byZone) ListByTag(ctx context.Context, tag string) (all []provider.Insta
 func (z byZone) Endpoint(uid string, in provider.Instance) (endpoint.Endpoint, error) {
 	return z.of(in.ID).(endpointer).Endpoint(uid, in)
 }
+
+// tardy accepts at once and makes later, as a cloud does: until then nothing is found,
+// and Explain says why.
+type tardy struct {
+	provider.Provider
+	mu      sync.Mutex
+	pending []provider.CreateRequest
+	refused error
+}
+
+func (s *tardy) Unwrap() provider.Provider { return s.Provider }
+
+func (s *tardy) Create(_ context.Context, req provider.CreateRequest) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = append(s.pending, req)
+	return provider.IDFormat{Scopes: "hosts", Kinds: "proxies"}.Format("local", provider.Name(req.UID)), nil
+}
+
+func (s *tardy) Explain(context.Context, string) (cause, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.pending) > 0 && s.refused == nil {
+		return &provider.Error{Class: provider.ErrTransient, Code: provider.CodeInFlight, Err: errors.New("it is being made")}, nil
+	}
+	return s.refused, nil
+}
+
+// land makes what was accepted.
+func (s *tardy) land(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, req := range s.pending {
+		if _, err := s.Provider.Create(ctx, req); err != nil {
+			return err
+		}
+	}
+	s.pending = nil
+	return nil
+}
+
+func (s *tardy) accepted() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pending)
+}

@@ -274,6 +274,9 @@ func (p *pass) vanished(ctx context.Context, prov provider.Provider) (time.Durat
 	call, cancel := p.call(ctx)
 	defer cancel()
 	cause, _ := provider.Explain(call, prov, st.ProviderID)
+	if provider.HasCode(cause, provider.CodeInFlight) {
+		return p.boot(ctx, prov, provider.Instance{State: provider.StateProvisioning, Reason: cause.Error()})
+	}
 	id, served := st.ProviderID, st.Machine.Served
 	if errors.Is(cause, provider.ErrQuotaExceeded) {
 		p.noRoom(cause)

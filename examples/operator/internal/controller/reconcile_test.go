@@ -304,6 +304,49 @@ func TestProviderUnreachableKeepsReady(t *testing.T) {
 	assert.Equal(t, int64(1), px.Status.Incarnation)
 }
 
+// What was accepted and is not there yet is neither made again nor taken for gone.
+func TestAcceptedAndNotThereYet(t *testing.T) {
+	r := newRig(t)
+	cloud := &tardy{Provider: r.provider(r.host)}
+	r.providers.known["dev"] = cloud
+	r.start()
+	px := r.proxy("one")
+	require.NoError(t, r.c.Create(t.Context(), px))
+	r.until(px, "told", func(px *v1alpha1.Proxy) bool {
+		return strings.Contains(condition(px, "Provisioned").Message, "it is being made")
+	})
+	time.Sleep(5 * r.timing.PollInterval)
+	assert.Equal(t, 1, cloud.accepted())
+	require.NoError(t, cloud.land(t.Context()))
+	px = r.ready(px)
+	assert.Equal(t, int64(1), px.Status.Incarnation)
+
+	other := r.proxy("two")
+	require.NoError(t, r.c.Create(t.Context(), other))
+	other = r.until(other, "accepted", func(px *v1alpha1.Proxy) bool { return px.Status.Machine != nil && px.Status.Machine.Accepted })
+	r.remove(other)
+	r.until(other, "waiting", func(px *v1alpha1.Proxy) bool {
+		return strings.Contains(condition(px, "Provisioned").Message, "once it is there")
+	})
+	require.NoError(t, cloud.land(t.Context()))
+	r.gone(other)
+	assert.Len(t, r.machines(), 1, "the late one was deleted")
+}
+
+// What was accepted and then refused for want of room backs off as a refusal at once.
+func TestRefusedAfterItWasAccepted(t *testing.T) {
+	r := newRig(t)
+	r.providers.known["dev"] = &tardy{Provider: r.provider(r.host), refused: &provider.Error{
+		Class: provider.ErrQuotaExceeded, Code: "ZONE_RESOURCE_POOL_EXHAUSTED", Scope: "zone-a", Err: errors.New("no capacity")}}
+	r.timing.QuotaInterval = 2 * time.Second
+	r.start()
+	px := r.proxy("one")
+	require.NoError(t, r.c.Create(t.Context(), px))
+	px = r.until(px, "backing off", func(px *v1alpha1.Proxy) bool { return px.Status.BackOff != nil && px.Status.Machine == nil })
+	assert.Equal(t, "QuotaExceeded", px.Status.BackOff.Reason)
+	assert.Contains(t, px.Status.LastReason, "ZONE_RESOURCE_POOL_EXHAUSTED")
+}
+
 func TestRestartMakesNobodyUnready(t *testing.T) {
 	r := newRig(t)
 	r.start()

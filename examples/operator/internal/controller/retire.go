@@ -126,7 +126,7 @@ func (p *pass) remove(ctx context.Context, prov provider.Provider) (gone bool, w
 	case ctx.Err() != nil:
 		return false, 0, ctx.Err()
 	case errors.Is(getErr, provider.ErrNotFound):
-		return true, 0, nil
+		return p.gone(call, prov)
 	case getErr == nil && in.UID != m.UID:
 		p.warn(v1alpha1.ReasonReleased, "Delete", fmt.Sprintf("%s has UID %q and not %q: it belongs to somebody else, and stays", id, in.UID, m.UID))
 		return true, 0, nil
@@ -154,6 +154,16 @@ func (p *pass) remove(ctx context.Context, prov provider.Provider) (gone bool, w
 		return true, 0, nil
 	}
 	p.stuck(v1alpha1.ReasonDeleting, id+" is being deleted")
+	return false, p.r.Timing.PollInterval, nil
+}
+
+// gone follows ErrNotFound: it is gone, unless it is still on its way.
+func (p *pass) gone(ctx context.Context, prov provider.Provider) (bool, time.Duration, error) {
+	cause, _ := provider.Explain(ctx, prov, p.px.Status.ProviderID)
+	if !provider.HasCode(cause, provider.CodeInFlight) {
+		return true, 0, nil
+	}
+	p.stuck(v1alpha1.ReasonDeleting, "it is deleted once it is there: "+cause.Error())
 	return false, p.r.Timing.PollInterval, nil
 }
 
