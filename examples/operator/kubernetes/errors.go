@@ -30,12 +30,12 @@ func permanent(code, format string, args ...any) error {
 	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// busy is for what passes as soon as somebody else is done.
-func busy(format string, args ...any) error { return transient(codeBusy, format, args...) }
-
 func transient(code, format string, args ...any) error {
 	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: fmt.Errorf(format, args...)}
 }
+
+// busy is for what passes as soon as somebody else is done.
+func busy(format string, args ...any) error { return transient(codeBusy, format, args...) }
 
 // rule is one row of the table of errors.
 type rule struct {
