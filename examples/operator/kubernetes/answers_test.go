@@ -27,11 +27,17 @@ func answering(t *testing.T, handler http.HandlerFunc, change ...func(*kubernete
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
+	return at(t, server.URL, server.Client(), change...)
+}
+
+// at is a provider with an API server at that URL, whose types it need not ask for.
+func at(t *testing.T, url string, with *http.Client, change ...func(*kubernetes.Config)) *kubernetes.Provider {
+	t.Helper()
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []string{"Pod", "Secret"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeNamespace)
 	}
-	c, err := client.New(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Mapper: mapper, HTTPClient: server.Client()})
+	c, err := client.New(&rest.Config{Host: url, QPS: -1}, client.Options{Mapper: mapper, HTTPClient: with})
 	require.NoError(t, err)
 	cfg := kubernetes.Config{Client: c, Namespace: "proxies", Image: "squid"}
 	for _, f := range change {
@@ -104,7 +110,9 @@ func TestOnlyTheAPIServerProvesAnAbsence(t *testing.T) {
 }
 
 func TestAServerThatIsDownIsTransient(t *testing.T) {
-	p := answering(t, func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) })
+	server := httptest.NewServer(nil)
+	server.Close()
+	p := at(t, server.URL, server.Client())
 	_, err := p.ListByTag(t.Context(), "test")
 	assert.ErrorIs(t, err, provider.ErrTransient)
 	assert.True(t, provider.HasCode(err, "ConnectionLost"), err)
