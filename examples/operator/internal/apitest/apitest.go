@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -66,12 +67,30 @@ func Config(t testing.TB) *rest.Config {
 			CRDDirectoryPaths:     []string{Path("config", "crd", "bases")},
 			ErrorIfCRDPathMissing: true,
 		}
+		if address := bridgeAddress(); address != "" {
+			env.ControlPlane.GetAPIServer().Configure().Set("advertise-address", address)
+		}
 		cfg, err := env.Start()
 		require.NoError(t, err)
 		cfg.QPS, cfg.Burst = -1, 0 // tests wait for the API server alone
 		shared.env, shared.cfg = env, cfg
 	}
 	return rest.CopyConfig(shared.cfg)
+}
+
+// bridgeAddress is the lab's own address, where the tests run in it. There is no
+// default route there, from which an API server tells what to call itself.
+func bridgeAddress() string {
+	bridge, err := net.InterfaceByName(os.Getenv("KVM_TEST_BRIDGE"))
+	if err != nil {
+		return ""
+	}
+	addresses, err := bridge.Addrs()
+	if err != nil || len(addresses) == 0 {
+		return ""
+	}
+	host, _, _ := strings.Cut(addresses[0].String(), "/")
+	return host
 }
 
 // Path is that of a file of the operator's folder.

@@ -78,7 +78,7 @@ func (p *pass) record(ctx context.Context, prov provider.Provider, w wanted) (ti
 	inputs := digest(p.r.Key, []byte(w.hash+p.r.Providers.Hash()))[:32]
 	switch {
 	case st.FailedFor == inputs:
-		return p.r.Timing.MaxInterval, nil // until the spec, the Secret or the file changes
+		return p.r.Timing.ReadyInterval, nil // until the spec, the Secret or the file changes
 	case p.paused():
 		p.pending(v1alpha1.PhasePending, v1alpha1.ReasonPaused, "nothing is made while it is paused")
 		return p.r.Timing.MaxInterval, nil

@@ -30,7 +30,7 @@ type Providers interface {
 	Get(name string) (provider.Provider, error)
 	// Names are those of all entries.
 	Names() []string
-	// Hash changes with the file.
+	// Hash changes with the file, and with the keys that belong to it.
 	Hash() string
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -125,8 +126,17 @@ func (p *Providers) Close() error { return p.reg.Close() }
 // Names are those of the file's entries, in its order.
 func (p *Providers) Names() []string { return p.reg.Names() }
 
-// Hash changes with the file's content.
-func (p *Providers) Hash() string { return p.hash }
+// Hash changes with the file's content, and with that of the folder kvm beside it,
+// where a mounted Secret has the keys for hypervisors.
+func (p *Providers) Hash() string {
+	sum := sha256.New()
+	keys, _ := filepath.Glob(filepath.Join(filepath.Dir(p.cfg.Path), "kvm", "*"))
+	for _, key := range keys {
+		text, _ := os.ReadFile(key)
+		fmt.Fprintf(sum, "%s %d\n%s", key, len(text), text)
+	}
+	return p.hash + hex.EncodeToString(sum.Sum(nil)[:8])
+}
 
 // Get returns the named provider, counted.
 func (p *Providers) Get(name string) (provider.Provider, error) {

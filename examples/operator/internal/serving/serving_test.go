@@ -1,0 +1,141 @@
+package serving_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/examples/operator/internal/serving"
+	"github.com/egressfleet/egress/health"
+	"github.com/egressfleet/egress/lease"
+)
+
+// rig is a Serving whose probes a test decides.
+type rig struct {
+	*serving.Serving
+	store *lease.Memory
+	fails atomic.Bool
+	late  atomic.Int64 // how long a probe takes
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{}
+	var err error
+	r.store, err = lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	r.Serving, err = serving.New(serving.Config{Inventory: r.store, Health: health.EngineConfig{Probe: r.probe, InitialJitter: -1}})
+	require.NoError(t, err)
+	return r
+}
+
+func (r *rig) close() {
+	r.Serving.Close()
+	r.store.Close()
+}
+
+func (r *rig) probe(ctx context.Context, e endpoint.Endpoint) health.Result {
+	select {
+	case <-time.After(time.Duration(r.late.Load())):
+	case <-ctx.Done():
+	}
+	result := health.Result{EndpointID: e.ID, Generation: e.Generation, Started: time.Now()}
+	if r.fails.Load() {
+		result.Err = &endpoint.Error{Stage: endpoint.StageDial, Proxy: e.URL, Err: errors.New("refused")}
+	}
+	return result
+}
+
+func proxy(t *testing.T, generation uint64) endpoint.Endpoint {
+	url, err := endpoint.NewURL("http", "192.0.2.7:3128", "", "")
+	require.NoError(t, err)
+	return endpoint.Endpoint{ID: serving.ID(types.NamespacedName{Namespace: "crawl", Name: "one"}), URL: url, Generation: generation}
+}
+
+func (r *rig) leasable(t *testing.T) bool {
+	l, err := r.store.TryAcquire(t.Context(), lease.Request{Holder: "test"})
+	if err == nil {
+		_ = l.Release(t.Context())
+	}
+	return err == nil
+}
+
+func TestVerdictsReachLeasesAndTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.close()
+		r.late.Store(int64(time.Second))
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		assert.False(t, r.leasable(t), "it was not probed yet")
+		change := <-r.Changes()
+		assert.Equal(t, "crawl/one", change.Object.GetNamespace()+"/"+change.Object.GetName())
+		assert.Equal(t, endpoint.Healthy, r.Verdict("crawl/one", 1).Health)
+		assert.Equal(t, endpoint.Unknown, r.Verdict("crawl/one", 2).Health, "of another machine nothing is known")
+		assert.True(t, r.leasable(t))
+
+		r.fails.Store(true)
+		<-r.Changes()
+		assert.False(t, r.leasable(t))
+		require.NoError(t, r.Remove(t.Context(), "crawl/one"))
+		held, err := r.Drain(t.Context(), "crawl/one")
+		assert.NoError(t, err, "what is gone is drained")
+		assert.Zero(t, held)
+	})
+}
+
+// A probe of a former machine that ends after its successor was put in says nothing of
+// it.
+func TestLateProbeOfAnEarlierMachineIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.close()
+		r.late.Store(int64(3 * time.Second))
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		time.Sleep(2 * time.Second)
+		r.fails.Store(true)
+		require.NoError(t, r.Put(t.Context(), proxy(t, 2)))
+		time.Sleep(2 * time.Second)
+		assert.Equal(t, endpoint.Unknown, r.Verdict("crawl/one", 2).Health)
+		assert.False(t, r.leasable(t))
+	})
+}
+
+// A new leader leases nothing while leases that it does not know may be in use.
+func TestWithhold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.close()
+		go r.Withhold(t.Context(), time.Minute)
+		synctest.Wait()
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		<-r.Changes()
+		assert.Equal(t, endpoint.Healthy, r.Verdict("crawl/one", 1).Health, "the controller is told")
+		time.Sleep(59 * time.Second)
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		assert.False(t, r.leasable(t))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		assert.True(t, r.leasable(t))
+	})
+}
+
+// What an inventory has lost is put in again at the next look.
+func TestPutConfirms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.close()
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		<-r.Changes()
+		require.NoError(t, r.store.Remove(t.Context(), "crawl/one"))
+		assert.False(t, r.leasable(t))
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		assert.True(t, r.leasable(t), "with the verdict that stands")
+	})
+}
