@@ -10,15 +10,17 @@
 package v1alpha1
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/scheme"
 )
 
-var (
-	// GroupVersion is the group and version of the kinds here.
-	GroupVersion = schema.GroupVersion{Group: "crawl.example.com", Version: "v1alpha1"}
-	// SchemeBuilder collects the kinds.
-	SchemeBuilder = &scheme.Builder{GroupVersion: GroupVersion}
-	// AddToScheme adds the kinds to a scheme.
-	AddToScheme = SchemeBuilder.AddToScheme
-)
+// GroupVersion is the group and version of the kinds here.
+var GroupVersion = schema.GroupVersion{Group: "crawl.example.com", Version: "v1alpha1"}
+
+// AddToScheme adds the kinds to a scheme.
+func AddToScheme(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(GroupVersion, &Proxy{}, &ProxyList{})
+	metav1.AddToGroupVersion(scheme, GroupVersion)
+	return nil
+}

@@ -37,7 +37,7 @@ func newRig(t *testing.T) *rig {
 }
 
 func (r *rig) close() {
-	r.Serving.Close()
+	r.Close()
 	r.store.Close()
 }
 
