@@ -8,6 +8,7 @@ import (
 	"net"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
@@ -178,20 +179,26 @@ func (d daemon) readStream() (content []byte) {
 	}
 }
 
-// TestUploadIsRefused stops sending when the daemon says no in the middle.
+// TestUploadIsRefused stops sending when the daemon says no in the middle. The
+// daemon goes on reading once the client has heard it, however late that is: then
+// the packet that is under way is the last.
 func TestUploadIsRefused(t *testing.T) {
-	c := connect(t, func(d daemon) {
-		d.expect(procUpload, nil)
-		p := d.read()
-		d.write(packet{p.proc, stream, p.serial, failed, refusal("No space left on device")})
-		for d.read().proc != 0 { // as libvirtd, which drops the rest
-		}
+	synctest.Test(t, func(t *testing.T) {
+		c := connect(t, func(d daemon) {
+			d.expect(procUpload, nil)
+			p := d.read()
+			d.write(packet{p.proc, stream, p.serial, failed, refusal("No space left on device")})
+			synctest.Wait()
+			for d.read().proc != 0 { // as libvirtd, which drops the rest
+			}
+		})
+		packets := make([]byte, 3*virtstream.PacketSize)
+		endless := io.MultiReader(bytes.NewReader(packets), iotest.ErrReader(errors.New("the source was read to its end")))
+		err := c.StorageVolUpload(volume, endless, 0, 0)
+		var e libvirt.Error
+		require.ErrorAs(t, err, &e)
+		assert.Equal(t, "No space left on device", e.Message)
 	})
-	endless := io.MultiReader(bytes.NewReader(make([]byte, 4<<20)), iotest.ErrReader(errors.New("the source was read to its end")))
-	err := c.StorageVolUpload(volume, endless, 0, 0)
-	var e libvirt.Error
-	require.ErrorAs(t, err, &e)
-	assert.Equal(t, "No space left on device", e.Message)
 }
 
 // TestUploadCallIsRefused leaves the connection as good as before.
