@@ -68,6 +68,12 @@
 // call of Get that says not found ends it. So a host that does not answer loses
 // nothing, and is not made up for elsewhere.
 //
+// # A store that forgets
+//
+// Each look at a proxy that serves tells the inventory its verdict again, and puts in
+// what it does not know any more. So a store whose data was lost, or is older than it
+// was, has all endpoints again after ten times [Config.PollInterval].
+//
 // # Restarts
 //
 // Its record is memory. A new fleet adopts by tag what the former one left, so

@@ -258,7 +258,7 @@ func (f *Fleet) followReports() {
 
 // onTransition passes a verdict on. The engine calls it, and again after an error.
 func (f *Fleet) onTransition(t health.Transition) error {
-	err := f.cfg.Inventory.SetVerdict(f.ctx, t.Endpoint.ID, t.Verdict)
+	err := f.tell(t.Endpoint.ID, t.Verdict)
 	if err != nil && !errors.Is(err, lease.ErrUnknownEndpoint) && !errors.Is(err, lease.ErrClosed) {
 		return err
 	}
@@ -284,9 +284,32 @@ func (f *Fleet) onEgressChange(c health.EgressChange) {
 	if !ok || status.Verdict.Health == endpoint.Unknown {
 		return // the verdict that follows will carry it
 	}
-	if err := f.cfg.Inventory.SetVerdict(f.ctx, c.Endpoint.ID, status.Verdict); err != nil {
+	if err := f.tell(c.Endpoint.ID, status.Verdict); err != nil {
 		f.cfg.Logger.V(1).Info("egress address was not taken", "endpoint", c.Endpoint.ID, "error", err.Error())
 	}
+}
+
+// tell passes what the engine has found out to the inventory. While it does, nothing
+// older is told of the same generation.
+func (f *Fleet) tell(id string, v endpoint.Verdict) error {
+	if telling := f.tellingOf(id, v.Generation); telling != nil {
+		select {
+		case telling <- struct{}{}:
+			defer func() { <-telling }()
+		case <-f.ctx.Done():
+			return f.ctx.Err()
+		}
+	}
+	return f.cfg.Inventory.SetVerdict(f.ctx, id, v)
+}
+
+func (f *Fleet) tellingOf(id string, generation uint64) chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m, ok := f.byEndpoint[id]; ok && m.generation == generation {
+		return m.telling
+	}
+	return nil
 }
 
 // EventCounts returns how many events of each type there were.

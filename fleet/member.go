@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -44,6 +45,8 @@ type member struct {
 	repair bool
 	// wanted is why the caller wants it replaced, if so.
 	wanted string
+	// telling is full while the inventory is told of a verdict on this generation.
+	telling chan struct{}
 }
 
 func (m *member) status() Status {
@@ -231,18 +234,57 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	m.endpointID, m.endpoint, m.generation = e.ID, e, e.Generation
 	f.byEndpoint[e.ID] = m
 	if !same {
+		m.telling = make(chan struct{}, 1)
 		m.verdict = endpoint.Verdict{Health: endpoint.Unknown, Generation: e.Generation, Since: time.Now()}
 	}
 	f.mu.Unlock()
-	if !same {
-		if err := errors.Join(f.cfg.Inventory.Put(f.ctx, e), f.engine.Put(e)); err != nil {
-			return func(now time.Time) {
-				m.endpointID = ""
-				f.failedLocked(m, now, "Put", err)
-			}
+	if same {
+		return f.remind(m, e)
+	}
+	if err := errors.Join(f.cfg.Inventory.Put(f.ctx, e), f.engine.Put(e)); err != nil {
+		return func(now time.Time) {
+			m.endpointID = ""
+			f.failedLocked(m, now, "Put", err)
 		}
 	}
 	return func(now time.Time) { f.servingLocked(m, now) }
+}
+
+// remind tells the inventory again of what it should know. A store that others can
+// empty, or that comes back with old data, gets the endpoint and its verdict anew.
+func (f *Fleet) remind(m *member, e endpoint.Endpoint) func(time.Time) {
+	err := f.retell(m, e)
+	return func(now time.Time) {
+		if err != nil && !errors.Is(err, lease.ErrClosed) {
+			m.saw(provider.StateRunning, now)
+			f.failedLocked(m, now, "SetVerdict", err)
+			return
+		}
+		f.servingLocked(m, now)
+	}
+}
+
+// retell does so unless the engine is just telling something newer. Before its first
+// verdict there is nothing to tell.
+func (f *Fleet) retell(m *member, e endpoint.Endpoint) error {
+	select {
+	case m.telling <- struct{}{}:
+		defer func() { <-m.telling }()
+	default:
+		return nil
+	}
+	status, ok := f.engine.Get(e.ID)
+	if !ok || status.Verdict.Health == endpoint.Unknown {
+		return nil
+	}
+	err := f.cfg.Inventory.SetVerdict(f.ctx, e.ID, status.Verdict)
+	if !errors.Is(err, lease.ErrUnknownEndpoint) {
+		return err
+	}
+	if err := f.cfg.Inventory.Put(f.ctx, e); err != nil {
+		return err
+	}
+	return f.cfg.Inventory.SetVerdict(f.ctx, e.ID, status.Verdict)
 }
 
 // renamed takes the former endpoint away where the hook gives it another ID.
