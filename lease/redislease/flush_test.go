@@ -55,7 +55,7 @@ func TestAFleetFillsAnEmptiedDatabaseAgain(t *testing.T) {
 	require.NoError(t, err)
 	f, err := fleet.New(fleet.Config{
 		Provider: p, Tag: "test", Size: 2, Endpoint: p.Endpoint, Inventory: store, PollInterval: 20 * time.Millisecond,
-		Health: health.EngineConfig{Probe: func(_ context.Context, e endpoint.Endpoint) health.Result {
+		Health: health.EngineConfig{InitialJitter: -1, Probe: func(_ context.Context, e endpoint.Endpoint) health.Result {
 			return health.Result{EndpointID: e.ID, Generation: e.Generation, Started: time.Now()}
 		}},
 	})
