@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lint cross demo bench ci lab lab-test lab-down operator-test test-integration-kvm
+.PHONY: help test lint cross demo bench soak ci lab lab-test lab-down operator-test test-integration-kvm
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ cross: ## Check that every module builds for Linux and macOS.
 
 bench: ## Measure beside peers; RUN=REGEXP for some of it.
 	@scripts/bench "$(RUN)"
+
+soak: ## A fleet through bad weather: 30 days of fake time, then 20 minutes of real proxies.
+	EGRESS_SOAK_DAYS=30 EGRESS_SOAK=20m go test -run TestSoak -count=1 -v -timeout 60m ./fleet
 
 lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 	@lab/up

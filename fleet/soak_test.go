@@ -1,0 +1,395 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/fleet"
+	"github.com/egressfleet/egress/health"
+	"github.com/egressfleet/egress/internal/proxytest"
+	"github.com/egressfleet/egress/lease"
+	"github.com/egressfleet/egress/provider"
+	"github.com/egressfleet/egress/provider/local"
+)
+
+// TestSoakDays runs a fleet through days of bad weather, in the fake time of synctest:
+// two by default, and as many as EGRESS_SOAK_DAYS says.
+func TestSoakDays(t *testing.T) {
+	days := 2
+	if text := os.Getenv("EGRESS_SOAK_DAYS"); text != "" {
+		_, err := fmt.Sscan(text, &days)
+		require.NoError(t, err)
+	}
+	began := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSoak(t, soakConfig{
+			size: 40, holders: 20, interval: 5 * time.Minute, hold: 20 * time.Minute, weather: 10 * time.Minute, restart: 12 * time.Hour,
+		})
+		s.run(time.Duration(days) * 24 * time.Hour)
+		t.Log(s)
+	})
+	t.Logf("%d days in %v", days, time.Since(began).Round(time.Second))
+}
+
+// TestSoak does the same in real time with real proxies, for as long as EGRESS_SOAK
+// says, such as 20m.
+func TestSoak(t *testing.T) {
+	d, err := time.ParseDuration(os.Getenv("EGRESS_SOAK"))
+	if err != nil {
+		t.Skip("needs EGRESS_SOAK, a duration such as 20m: make soak")
+	}
+	s := newSoak(t, soakConfig{
+		size: 200, holders: 60, interval: 5 * time.Second, hold: 3 * time.Second, weather: 500 * time.Millisecond, restart: 2 * time.Minute, real: true,
+	})
+	before := descriptors(t)
+	s.run(d)
+	t.Log(s)
+	http.DefaultClient.CloseIdleConnections()
+	assert.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, 100*time.Millisecond, "descriptors: %d before, and now %d", before, descriptors(t))
+}
+
+// descriptors are those that this process has open.
+func descriptors(t *testing.T) int {
+	entries, err := os.ReadDir("/dev/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+// soakConfig says how bad the weather is.
+type soakConfig struct {
+	size, holders int
+	interval      time.Duration // of probes
+	hold          time.Duration // of leases, at most
+	weather       time.Duration // between two things that happen
+	restart       time.Duration // between two ends of the process that keeps the fleet
+	real          bool          // sockets
+}
+
+// soak is a fleet, its holders, and what is done to them.
+type soak struct {
+	soakConfig
+	t      *testing.T
+	rand   *rand.Rand
+	host   *local.Host
+	p      *local.Provider
+	target proxytest.Target
+	max    int
+
+	mu     sync.Mutex
+	store  *lease.Memory
+	f      *fleet.Fleet
+	sick   map[string]bool         // names of instances whose proxy does not answer; without sockets
+	stormy bool                    // calls to the provider fail
+	leases map[string]*lease.Lease // by endpoint
+
+	granted, failed, happened, restarts, peak atomic.Int64
+	heap                                      []uint64
+}
+
+func newSoak(t *testing.T, cfg soakConfig) *soak {
+	s := &soak{soakConfig: cfg, t: t, rand: rand.New(rand.NewPCG(1, 2)), sick: map[string]bool{}, leases: map[string]*lease.Lease{}}
+	host := local.HostConfig{BootDelay: cfg.interval / 2, DeleteDelay: cfg.interval / 5, WithoutProxies: !cfg.real}
+	if cfg.real {
+		s.target = proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+		host.Resolve = s.target.Resolve
+	}
+	var err error
+	s.host, err = local.NewHost(host)
+	require.NoError(t, err)
+	s.p, err = local.New(local.Config{Host: s.host})
+	require.NoError(t, err)
+	s.max = cfg.size + cfg.size/5
+	s.host.OnCall(s.onCall)
+	return s
+}
+
+// String tells what it was.
+func (s *soak) String() string {
+	return fmt.Sprintf("%d leases, %d waits in vain, %d things happened, %d restarts, at most %d of %d instances, heap in KiB %v",
+		s.granted.Load(), s.failed.Load(), s.happened.Load(), s.restarts.Load(), s.peak.Load(), s.max, s.heap)
+}
+
+// run goes on for that long, and then looks at what is left.
+func (s *soak) run(d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	s.open()
+	var all sync.WaitGroup
+	for i := range s.holders {
+		all.Go(func() { s.crawl(ctx, fmt.Sprintf("holder-%d", i)) })
+	}
+	all.Go(func() { s.every(ctx, s.weather, s.happen) })
+	all.Go(func() { s.every(ctx, s.weather/2, s.count) })
+	all.Go(func() { s.every(ctx, s.restart, s.reopen) })
+	all.Go(func() { s.every(ctx, d/10, s.measure) })
+	all.Wait()
+
+	s.calm()
+	end, cancelEnd := context.WithTimeout(context.Background(), time.Hour)
+	defer cancelEnd()
+	require.NoError(s.t, s.f.Close(end, fleet.Destroy))
+	s.store.Close()
+	left, err := s.p.ListByTag(end, "soak")
+	require.NoError(s.t, err)
+	assert.Empty(s.t, left, "no instance is left")
+	s.host.Close()
+	assert.Positive(s.t, s.granted.Load())
+	if n := len(s.heap); n > 4 {
+		assert.Less(s.t, s.heap[n-1], 2*s.heap[2]+2048, "memory is flat: %v", s.heap)
+	}
+}
+
+func (s *soak) every(ctx context.Context, d time.Duration, do func()) {
+	ticker := time.NewTicker(d)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			do()
+		}
+	}
+}
+
+// open starts the process that keeps the fleet.
+func (s *soak) open() {
+	store, err := lease.NewMemory(lease.MemoryConfig{
+		DefaultTTL: 2 * s.hold, LockDelay: s.hold / 10, Transport: endpoint.TransportConfig{TargetRoots: s.target.Roots},
+	})
+	require.NoError(s.t, err)
+	probe := s.probe
+	if s.real {
+		prober, err := health.NewProber(health.ProbeConfig{
+			URL: s.target.URL, Timeout: 2 * time.Second, Transport: endpoint.TransportConfig{TargetRoots: s.target.Roots},
+		})
+		require.NoError(s.t, err)
+		probe = prober.Probe
+	}
+	f, err := fleet.New(fleet.Config{
+		Provider: s.p, Tag: "soak", Size: s.size, MaxSize: s.max, Endpoint: s.p.Endpoint, Inventory: store,
+		Health:       health.EngineConfig{Probe: probe, Interval: s.interval, EdgeInterval: s.interval / 5},
+		PollInterval: s.interval / 5, ListInterval: 2 * s.interval, BootTimeout: 10 * s.interval, UnhealthyTimeout: 2 * s.interval,
+		DrainTimeout: s.hold, OrphanAge: s.interval,
+	})
+	require.NoError(s.t, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store, s.f = store, f
+}
+
+// reopen ends that process without a word to anybody, and starts another one.
+func (s *soak) reopen() {
+	s.mu.Lock()
+	f, store := s.f, s.store
+	s.mu.Unlock()
+	require.NoError(s.t, f.Close(context.Background(), fleet.Keep))
+	store.Close()
+	s.restarts.Add(1)
+	s.open()
+}
+
+func (s *soak) parts() (*fleet.Fleet, *lease.Memory) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.f, s.store
+}
+
+// probe fails for what is sick or does not run.
+func (s *soak) probe(ctx context.Context, e endpoint.Endpoint) health.Result {
+	r := health.Result{EndpointID: e.ID, Generation: e.Generation, Started: time.Now()}
+	s.mu.Lock()
+	sick := s.sick[e.ID]
+	s.mu.Unlock()
+	if sick || !s.runs(ctx, e.ID) {
+		r.Err = &endpoint.Error{Stage: endpoint.StageDial, Proxy: e.URL, Err: errors.New("no answer")}
+	}
+	return r
+}
+
+type unhindered struct{}
+
+func (s *soak) runs(ctx context.Context, name string) bool {
+	in, err := s.p.Get(context.WithValue(ctx, unhindered{}, true), idOf(name))
+	return err == nil && in.State == provider.StateRunning
+}
+
+func idOf(name string) string {
+	return provider.IDFormat{Scopes: "hosts", Kinds: "proxies"}.Format("local", name)
+}
+
+// onCall fails calls in a storm: three of ten, in every class but the permanent one,
+// which would stop the fleet for good.
+func (s *soak) onCall(ctx context.Context, op string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Value(unhindered{}) != nil || !s.stormy || s.rand.IntN(10) > 2 {
+		return nil
+	}
+	class := provider.ErrTransient
+	if op == "Create" && s.rand.IntN(2) == 0 {
+		class = provider.ErrQuotaExceeded
+	}
+	return &provider.Error{Class: class, Op: op, Err: errors.New("a storm")}
+}
+
+func (s *soak) calm() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stormy = false
+}
+
+// happen does one bad thing, or ends one.
+func (s *soak) happen() {
+	s.happened.Add(1)
+	ctx := context.WithValue(context.Background(), unhindered{}, true)
+	list, err := s.p.ListByTag(ctx, "soak")
+	require.NoError(s.t, err)
+	s.mu.Lock()
+	dice, victim := s.rand.IntN(20), 0
+	if len(list) > 0 {
+		victim = s.rand.IntN(len(list))
+	}
+	if dice == 0 {
+		s.stormy = !s.stormy
+	}
+	s.mu.Unlock()
+	if dice == 0 || len(list) == 0 {
+		return
+	}
+	in := list[victim]
+	faults := []local.Fault{local.Stop, local.Crash, local.Vanish, local.ProxyDown, local.Hang, local.Refuse, local.Sound}
+	fault := faults[dice%len(faults)]
+	if !s.real && (fault == local.ProxyDown || fault == local.Hang || fault == local.Refuse || fault == local.Sound) {
+		s.mu.Lock()
+		s.sick[in.Name] = fault != local.Sound
+		s.mu.Unlock()
+		return
+	}
+	_ = s.host.Inject(in.ID, fault) // it may have gone meanwhile
+}
+
+// count holds the fleet to its ceiling.
+func (s *soak) count() {
+	list, err := s.p.ListByTag(context.WithValue(context.Background(), unhindered{}, true), "soak")
+	require.NoError(s.t, err)
+	s.peak.Store(max(s.peak.Load(), int64(len(list))))
+	assert.LessOrEqual(s.t, len(list), s.max, "never more than the ceiling")
+}
+
+func (s *soak) measure() {
+	s.forget()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	s.heap = append(s.heap, m.HeapAlloc>>10)
+}
+
+// forget drops what this test knows of machines that are gone.
+func (s *soak) forget() {
+	ctx := context.WithValue(context.Background(), unhindered{}, true)
+	s.mu.Lock()
+	names := make([]string, 0, len(s.sick))
+	for name := range s.sick {
+		names = append(names, name)
+	}
+	for id, l := range s.leases {
+		if l.Err() != nil {
+			delete(s.leases, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, name := range names {
+		if _, err := s.p.Get(ctx, idOf(name)); errors.Is(err, provider.ErrNotFound) {
+			s.mu.Lock()
+			delete(s.sick, name)
+			s.mu.Unlock()
+		}
+	}
+}
+
+// crawl leases, uses and reports, again and again, as crawlers do: some forget to
+// release.
+func (s *soak) crawl(ctx context.Context, name string) {
+	for ctx.Err() == nil {
+		f, store := s.parts()
+		wait, cancel := context.WithTimeout(ctx, 10*s.interval)
+		l, err := store.Acquire(wait, lease.Request{Holder: name, Domain: fmt.Sprintf("site-%d.test", s.intn(3))})
+		cancel()
+		if err != nil {
+			s.failed.Add(1)
+			s.sleep(ctx, s.hold/10)
+			continue
+		}
+		s.granted.Add(1)
+		s.check(f, l)
+		s.use(ctx, l)
+	}
+}
+
+// check is what must hold whenever a lease is granted.
+func (s *soak) check(f *fleet.Fleet, l *lease.Lease) {
+	id := l.Endpoint().ID
+	if status, ok := f.Engine().Get(id); ok && status.Verdict.Health == endpoint.Unhealthy {
+		assert.Less(s.t, time.Since(status.Verdict.Since), time.Second, "%s is leased and was unhealthy", id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if former := s.leases[id]; former != nil && former.Err() == nil && time.Now().Before(former.ExpiresAt()) {
+		assert.Fail(s.t, "two holders of one endpoint", id)
+	}
+	s.leases[id] = l
+}
+
+func (s *soak) use(ctx context.Context, l *lease.Lease) {
+	outcome := lease.Outcome{Kind: lease.OK}
+	if s.real {
+		work, cancel := context.WithTimeout(ctx, 2*time.Second)
+		req, err := http.NewRequestWithContext(work, http.MethodGet, s.target.URL, nil)
+		require.NoError(s.t, err)
+		resp, err := l.Client().Do(req)
+		outcome = lease.Judge(resp, err)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		cancel()
+	}
+	s.sleep(ctx, time.Duration(s.intn(int(s.hold))))
+	switch s.intn(20) {
+	case 0:
+		return // forgotten: it runs out
+	case 1:
+		outcome.Kind = lease.TargetBlocked
+	case 2:
+		outcome.Kind = lease.ProxyFault
+	}
+	_ = l.Report(ctx, outcome)
+	_ = l.Release(ctx)
+}
+
+func (s *soak) intn(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rand.IntN(n)
+}
+
+func (s *soak) sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
