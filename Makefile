@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lint cross demo bench soak ci lab lab-test lab-down operator-test test-integration-kvm
+.PHONY: help test lint vulncheck apidiff strangers cross demo bench soak ci lab lab-test lab-down operator-test test-integration-kvm
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,6 +12,15 @@ test: ## Build, vet and test every module; needs Go alone.
 
 lint: ## Format, dependencies and linters.
 	@scripts/lint
+
+vulncheck: ## Known vulnerabilities in what every module builds from.
+	@scripts/vulncheck
+
+apidiff: ## How the API differs from the last tag, or from the last change of CHANGELOG.md.
+	@scripts/apidiff
+
+strangers: ## Programs outside of this repository use the module, from a module proxy.
+	EGRESS_STRANGERS=1 go test -count=1 -v -run TestStrangers ./internal/archtest
 
 cross: ## Check that every module builds for Linux and macOS.
 	@scripts/cross
