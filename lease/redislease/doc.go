@@ -47,12 +47,17 @@
 //     by in between, or a process that has seen the last token asks first.
 //
 // A process that sees another incarnation of the store than before, or one whose
-// token is lower than it has seen, knows that grants were lost: it puts all endpoints
-// into the same quarantine. A fail-over whose lost grants were all seen by processes
-// that are gone too is not noticed: two may hold one endpoint then, under different
-// tokens. Where that must not be, have the server write before it answers
-// (appendfsync always), or refuse to write without a replica (min-replicas-to-write
-// and min-replicas-max-lag), which narrows it to the lag.
+// token is lower than it has seen, knows that grants or renewals were lost: it puts all
+// endpoints into the same quarantine. A fail-over whose lost grants and renewals were
+// all seen by processes that are gone too, or that ask only after others have, is not
+// noticed in time: two may hold one endpoint then, under different tokens. Where that
+// must not be, have the server write before it answers (appendfsync always), or refuse
+// to write without a replica (min-replicas-to-write and min-replicas-max-lag), which
+// narrows it to the lag.
+//
+// After a loss the endpoints are gone too, and SetVerdict says that it knows none of
+// them: the owner puts them in again. Package fleet does. What was removed since the
+// state to which a server fell back is there again: the owner removes it again.
 //
 // # When Redis does not answer
 //

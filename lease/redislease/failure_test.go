@@ -89,6 +89,32 @@ func TestAServerThatForgotTheLastWritesRepeatsNoToken(t *testing.T) {
 	assert.Greater(t, try(t, s, lease.Request{}).Key().Token, l.Key().Token)
 }
 
+// A replica that takes over without the last renewal believes the lease to be over
+// before its holder does. The process that saw the renewal tells.
+func TestALostRenewalIsAQuarantine(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true, MaxTTL: 10 * time.Minute})
+	h := newHands(s)
+	put(t, s, "a")
+	l := try(t, s, lease.Request{TTL: time.Minute})
+	client := connect(t, server)
+	before := map[string]string{}
+	for _, key := range client.Keys(t.Context(), "*").Val() {
+		before[key] = client.Dump(t.Context(), key).Val()
+	}
+	h.turn(20 * time.Second)
+	require.NoError(t, l.Renew(t.Context(), 10*time.Minute))
+	require.NoError(t, client.FlushAll(t.Context()).Err())
+	for key, value := range before {
+		require.NoError(t, client.Restore(t.Context(), key, 0, value).Err())
+	}
+	h.turn(9 * time.Minute)
+	require.NoError(t, l.Err())
+	assert.Equal(t, 1, refused(t, s, lease.Request{}).Counts.Cooling)
+	h.turn(11 * time.Minute)
+	assert.Greater(t, try(t, s, lease.Request{}).Key().Token, l.Key().Token)
+}
+
 // Waits outlast a server that is away.
 func TestAWaitGoesOnWhileTheServerIsAway(t *testing.T) {
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
