@@ -317,6 +317,9 @@ func (m *Memory) end(number uint64, token int64, unused bool) error {
 	}
 	if unused && h.slot.holders == 1 {
 		h.slot.used = h.used
+		if h.slot.next != nil {
+			h.slot.unlink() // it had a place for others: settling gives it its own
+		}
 	}
 	m.stats.Released++
 	// Reading the clock is a tenth of the cost of a lease, and most releases need

@@ -209,6 +209,13 @@ var clauses = []clause{
 		s.must(s.acquire("").ReleaseUnused(s.Context()), "ReleaseUnused")
 		s.that(s.acquire("").Endpoint().ID == "a", "the unused one does not come next")
 	}},
+	{"UnusedKeepsItsTurnAmongHolders", "ReleaseUnused by the only holder keeps the endpoint's place where it has places for others", Settings{MaxHolders: 2}, func(s *suite) {
+		s.ready("a", "b")
+		l := s.acquire("")
+		s.must(l.Report(s.Context(), lease.Outcome{Kind: lease.OK}), "Report")
+		s.must(l.ReleaseUnused(s.Context()), "ReleaseUnused")
+		s.that(s.acquire("").Endpoint().ID == "a", "the unused one does not come next")
+	}},
 	{"TokensRise", "the token rises with every lease, and is at least the time in microseconds", Settings{}, func(s *suite) {
 		s.ready("a")
 		last := time.Now().Add(-time.Hour).UnixMicro()

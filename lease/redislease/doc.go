@@ -89,6 +89,8 @@
 //	class:CLASS    hash: how many endpoints of it are where
 //	free:CLASS     sorted set: its free endpoints, by last use
 //	matched        hash: the classes of a selector, as far as asked for
+//	wide           set: the attributes of too many values to class by
+//	with:KEY=VALUE set: the endpoints with that value of such an attribute
 //	l:LEASE        string: a lease, packed
 //	x:LEASE        string: the token of one that expired, for ten minutes, or that
 //	               one was given up, for one
@@ -109,8 +111,11 @@
 //
 // A selector is matched against the classes, not the endpoints, and takes the least
 // recently used free one of each that fits. The first selector that asks for an
-// attribute has all endpoints classed anew, in one script; sixteen are kept. An
-// endpoint that a domain bans is looked at once, and not by each acquire.
+// attribute has all endpoints classed anew, in one script; sixteen are kept. Where that
+// would make more than 256 classes, the attribute of the most values, such as a name,
+// is looked up by its value instead: In costs what the endpoints of those values do,
+// and any other operator on it, without an In on such a one, looks at all. An endpoint
+// that a domain bans is looked at once, and not by each acquire.
 //
 // # Rights
 //

@@ -59,6 +59,26 @@ func TestALossOfDataIsAQuarantine(t *testing.T) {
 	assert.Greater(t, try(t, s, lease.Request{}).Key().Token, l.Key().Token)
 }
 
+// A process that takes the empty database for a new fleet does not hide the loss from
+// one that knew the former.
+func TestALossIsNoticedThoughAnotherBeganAnew(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true, MaxTTL: 10 * time.Minute})
+	h := newHands(s)
+	put(t, s, "a")
+	try(t, s, lease.Request{})
+	require.NoError(t, connect(t, server).FlushAll(t.Context()).Err())
+	h.turn(time.Second)
+	anew := open(t, server, redislease.Config{Fresh: true, MaxTTL: 10 * time.Minute})
+	anew.SetClock(h.micros.Load)
+	put(t, anew, "a")
+	require.NoError(t, try(t, anew, lease.Request{}).Release(t.Context()))
+	refused(t, s, lease.Request{})
+	refused(t, anew, lease.Request{})
+	h.turn(11 * time.Minute)
+	try(t, anew, lease.Request{})
+}
+
 // An owner that starts anew with an empty database cannot know whether it was lost.
 func TestAnEmptyDatabaseIsALossUnlessItIsFresh(t *testing.T) {
 	server := redistest.Start(t)

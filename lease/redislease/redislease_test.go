@@ -159,6 +159,21 @@ func TestRacingTriesGrantOnce(t *testing.T) {
 	assert.EqualValues(t, 1, won.Load())
 }
 
+// Tokens differ and rise even where the clock stands still, by the short way and, with
+// a session, by the long one.
+func TestTokensRiseThoughTheClockStands(t *testing.T) {
+	server := redistest.Start(t)
+	a, b := open(t, server, redislease.Config{Fresh: true}), open(t, server, redislease.Config{})
+	newHands(a, b)
+	put(t, a, "w", "x", "y", "z")
+	last := int64(0)
+	for i, s := range []*redislease.Store{a, b, a, b} {
+		token := try(t, s, lease.Request{Session: []string{"", "one", "", "two"}[i]}).Key().Token
+		assert.Greater(t, token, last)
+		last = token
+	}
+}
+
 // The server's clock counts, whatever a client's says, and nobody need be there
 // when a lease ends.
 func TestAnExpiredLeaseIsFreeWithNoProcessAlive(t *testing.T) {

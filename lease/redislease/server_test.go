@@ -248,6 +248,108 @@ func TestAnAcquireDoesNotScanTheEndpoints(t *testing.T) {
 	t.Logf("%d commands among 100 endpoints, %d among 10,000", cost[100], cost[10_000])
 }
 
+// A selector by a name that each endpoint has of its own costs no more than others,
+// and makes none of them dear.
+func TestASelectorByNameMakesNothingDear(t *testing.T) {
+	server := redistest.Start(t)
+	admin := connect(t, server)
+	s := filledByName(t, open(t, server, redislease.Config{Fresh: true}), 2000)
+	byName := lease.Request{Selector: named("77")}
+	region := lease.Request{Selector: lease.Selector{{Key: "region", Operator: lease.In, Values: []string{"eu"}}}}
+	try(t, s, region) // once for each attribute, all are classed anew
+	try(t, s, byName)
+	for what, req := range map[string]lease.Request{
+		"all": {}, "one region": region, "a domain": {Domain: "shop.example"}, "a name": {Selector: named("78")},
+	} {
+		before := calls(t, admin)
+		require.NoError(t, try(t, s, req).Release(t.Context()))
+		assert.Less(t, calls(t, admin)-before, 100, what)
+	}
+	before := calls(t, admin)
+	why := refused(t, s, byName)
+	assert.Less(t, calls(t, admin)-before, 100)
+	assert.Equal(t, lease.Counts{Total: 2000, NotSelected: 1999, Leased: 1}, why.Counts)
+	assert.Positive(t, why.RetryAfter)
+}
+
+func named(values ...string) lease.Selector {
+	return lease.Selector{{Key: "name", Operator: lease.In, Values: values}}
+}
+
+// Selectors by such a name choose as any others do.
+func TestASelectorByNameChoosesAsAnyOther(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	try(t, filledByName(t, s, 300), lease.Request{Selector: named("7")})
+	require.ErrorIs(t, refused(t, s, lease.Request{Selector: named("none")}), lease.ErrNoMatch)
+	assert.Equal(t, lease.Counts{Total: 300, NotSelected: 299, Leased: 1}, refused(t, s, lease.Request{Selector: named("7", "7")}).Counts)
+	l := try(t, s, lease.Request{Selector: named("1", "2")})
+	assert.Equal(t, "1", l.Endpoint().ID)
+	require.NoError(t, l.Release(t.Context()))
+	l = try(t, s, lease.Request{Selector: named("1", "2"), Domain: "x.example"})
+	assert.Equal(t, "2", l.Endpoint().ID, "the least recently used")
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+	require.NoError(t, l.Release(t.Context()))
+	assert.Equal(t, lease.Counts{Total: 300, NotSelected: 299, CoolingForDomain: 1},
+		refused(t, s, lease.Request{Selector: named("2"), Domain: "x.example"}).Counts)
+	both := append(named("3", "4"), lease.Requirement{Key: "region", Operator: lease.In, Values: []string{"us"}})
+	assert.Equal(t, "3", try(t, s, lease.Request{Selector: both}).Endpoint().ID)
+	others := lease.Selector{{Key: "name", Operator: lease.DoesNotExist}}
+	require.ErrorIs(t, refused(t, s, lease.Request{Selector: others}), lease.ErrNoMatch)
+
+	putWith(t, s, endpoint.Endpoint{ID: "5", Attributes: map[string]string{"name": "renamed"}})
+	require.ErrorIs(t, refused(t, s, lease.Request{Selector: named("5")}), lease.ErrNoMatch)
+	assert.Equal(t, "5", try(t, s, lease.Request{Selector: named("renamed")}).Endpoint().ID)
+	require.NoError(t, s.Remove(t.Context(), "6"))
+	require.ErrorIs(t, refused(t, s, lease.Request{Selector: named("6")}), lease.ErrNoMatch)
+	wait := waitInBackground(t, s, lease.Request{Selector: named("new")})
+	awaitWaiting(t, s, 1)
+	putWith(t, s, endpoint.Endpoint{ID: "new", Attributes: map[string]string{"name": "new"}})
+	require.NoError(t, (<-wait).err)
+}
+
+// An attribute that was classed by until its values became too many.
+func TestAnAttributeWhoseValuesBecomeTooMany(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	filledByName(t, s, 10)
+	try(t, s, lease.Request{Selector: named("7")})
+	filledByName(t, s, 300)
+	assert.Equal(t, "8", try(t, s, lease.Request{Selector: named("8")}).Endpoint().ID)
+	assert.Equal(t, "299", try(t, s, lease.Request{Selector: named("299")}).Endpoint().ID)
+	classes, err := connect(t, server).HLen(t.Context(), "egress:{test}:classes").Result()
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, classes)
+	stats, err := s.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, lease.Counts{Total: 300, Leased: 3, Free: 297}, stats.Endpoints)
+}
+
+// A selector whose attribute was given up for newer ones finds what has it since.
+func TestASelectorThatWasForgottenIsAskedAnew(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	put(t, s, "a", "b")
+	of := func(i int) lease.Request {
+		return lease.Request{Selector: lease.Selector{{Key: fmt.Sprint("key", i), Operator: lease.Exists}}}
+	}
+	for i := range 20 {
+		require.ErrorIs(t, refused(t, s, of(i)), lease.ErrNoMatch)
+	}
+	putWith(t, s, endpoint.Endpoint{ID: "c", Attributes: map[string]string{"key0": "x"}})
+	assert.Equal(t, "c", try(t, s, of(0)).Endpoint().ID)
+}
+
+// filledByName gives each endpoint a name of its own.
+func filledByName(t *testing.T, s *redislease.Store, n int) *redislease.Store {
+	t.Helper()
+	regions := []string{"eu", "us"}
+	for i := range n {
+		putWith(t, s, endpoint.Endpoint{ID: strconv.Itoa(i), Attributes: map[string]string{"region": regions[i%2], "name": strconv.Itoa(i)}})
+	}
+	return s
+}
+
 // What comes free below the place from which a domain looks is found all the same.
 func TestWhatComesFreeBehindTheMarkIsFound(t *testing.T) {
 	server := redistest.Start(t)

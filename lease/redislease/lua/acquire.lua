@@ -14,8 +14,8 @@ end
 
 local r = { domain = arg(3), session = arg(4), holder = arg(5), ttl = tonumber(arg(6)) }
 if r.session ~= '' then r.selector = cjson.decode(text) end
-local classes = matched(text)
-local s, endpoint, egress = pick(r, classes)
+local classes, slots = matched(text)
+local s, endpoint, egress = pick(r, classes, slots)
 if s then
   if queued then
     rare().leave_lane(id, queued[1])
@@ -24,7 +24,7 @@ if s then
   return answer('lease', grant(s, id, r, true, endpoint, egress))
 end
 if not waits then
-  return answer('none', standing(classes, r.domain ~= '' and r.session == ''), str(soonest(classes)))
+  return answer('none', standing(classes, r.domain ~= '' and r.session == '', slots), str(soonest(classes, slots)))
 end
 local arrived = tonumber(queued and queued[2] or arg(8))
 if queued then

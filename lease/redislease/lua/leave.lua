@@ -15,5 +15,5 @@ if queued[1] then
   count('canceled')
   count('waited', str(math.max(now - tonumber(queued[2]), 0)))
 end
-local classes = matched(text)
-return answer('none', standing(classes, arg(3) ~= '' and arg(4) == ''), str(soonest(classes)))
+local classes, slots = matched(text)
+return answer('none', standing(classes, arg(3) ~= '' and arg(4) == '', slots), str(soonest(classes, slots)))

@@ -1,4 +1,5 @@
--- matched returns the classes that a selector chooses.
+-- matched returns the classes that a selector chooses, or no classes and the slots,
+-- where it asks for an attribute that is not classed by.
 local function matched(text)
   if text == '[]' then return call('HKEYS', base .. 'classes') end
   local cached = call('HGET', base .. 'matched', text)
@@ -64,9 +65,18 @@ local function first(class)
   return r[1], tonumber(r[2])
 end
 
+-- unclassed is the least recently used of those slots that is free and not banned.
+local function unclassed(r, slots)
+  local best
+  for _, s in ipairs(slots) do
+    if s.state == 'free' and not rare().banned(s.face, r.domain) and (not best or s.used < best.used) then best = s end
+  end
+  if best then return load(best.id) end
+end
+
 -- pick returns the free slot that the request is to have, as load does, or nil. Only
 -- where the domain bans the first does it look for bans.
-local function pick(r, classes)
+local function pick(r, classes, slots)
   if r.session ~= '' then
     local home = rare().bound(r)
     if home then
@@ -74,6 +84,7 @@ local function pick(r, classes)
       return nil
     end
   end
+  if slots then return unclassed(r, slots) end
   local best = least(classes, first)
   if not best then return nil end
   local s, endpoint, egress = load(best)
@@ -83,12 +94,14 @@ local function pick(r, classes)
   if best then return load(best) end
 end
 
--- soonest is how long it is until one of the classes' endpoints may become free by
--- itself: the first of the next few that are due, or zero.
-local function soonest(classes)
-  if #classes == 0 then return 0 end
+-- soonest is how long it is until an endpoint of the classes, or one of the slots, may
+-- become free by itself: the first of the next few that are due, or zero.
+local function soonest(classes, slots)
+  if #classes == 0 and not slots then return 0 end
   local among = {}
   for _, class in ipairs(classes) do among[class] = true end
+  local single = {}
+  for _, s in ipairs(slots or {}) do single[s.id] = true end
   local next_due = call('ZRANGEBYSCORE', DUE, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 16)
   for i = 1, #next_due, 2 do
     local kind, id = string.sub(next_due[i], 1, 1), string.sub(next_due[i], 2)
@@ -102,7 +115,7 @@ local function soonest(classes)
       id = nil
     end
     local s = id and load(id)
-    if s and among[s.class] and s.health == 'Healthy' then return next_due[i + 1] - now end
+    if s and (among[s.class] or single[s.id]) and s.health == 'Healthy' then return next_due[i + 1] - now end
   end
   return 0
 end
@@ -110,12 +123,16 @@ end
 -- standing tells where the endpoints stand for a request that found nothing: total,
 -- not selected, draining, unknown, unhealthy, leased, cooling, cooling for the
 -- domain, free.
-local function standing(classes, nothing_for_domain)
+local function standing(classes, nothing_for_domain, slots)
   local c = { total = 0, draining = 0, unknown = 0, unhealthy = 0, cooling = 0, free = 0 }
   for _, class in ipairs(classes) do
     local of = pairs_of(call('HGETALL', base .. 'class:' .. class))
     for name in pairs(c) do c[name] = c[name] + tonumber(of[name] or 0) end
     c.free = c.free + call('ZCARD', base .. 'free:' .. class)
+  end
+  for _, s in ipairs(slots or {}) do
+    c.total = c.total + 1
+    if c[s.state] then c[s.state] = c[s.state] + 1 end
   end
   local all = call('ZCARD', IDS)
   local leased = c.total - c.draining - c.unknown - c.unhealthy - c.cooling - c.free

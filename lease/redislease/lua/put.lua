@@ -13,6 +13,7 @@ if s and was[1] == arg(3) and was[2] == arg(4) then
   if arg(6) ~= '' then call('HSET', key, 'egress', arg(6)) end
   local sharing = r.wear(s, arg(7))
   settle(s)
+  r.widen()
   return answer(sharing)
 end
 
@@ -36,4 +37,5 @@ call('DEL', key)
 call('HSET', key, 'gen', arg(3), 'endpoint', arg(2), 'url', arg(4), 'attributes', arg(5), 'egress', arg(6), 'verdict', '{}')
 call('ZADD', IDS, 0, id)
 settle(n)
+r.widen()
 return answer(sharing)
