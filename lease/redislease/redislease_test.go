@@ -202,6 +202,23 @@ func TestAWaiterIsWokenByANotification(t *testing.T) {
 	require.NoError(t, (<-got).err)
 }
 
+// A lease that was granted to a waiter lasts as long as it asked for, from when it
+// learns of it.
+func TestAWaiterGetsTheWholeOfItsTime(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	h := newHands(s)
+	put(t, s, "a")
+	held := try(t, s, lease.Request{})
+	wait := waitInBackground(t, s, lease.Request{TTL: 30 * time.Minute})
+	awaitWaiting(t, s, 1)
+	require.NoError(t, held.Release(t.Context()))
+	l := (<-wait).lease
+	assert.Equal(t, 30*time.Minute, l.Grant().TTL)
+	h.turn(29 * time.Minute)
+	require.NoError(t, l.Renew(t.Context(), time.Minute))
+}
+
 func TestPollingFindsWhatNotificationsLost(t *testing.T) {
 	server := redistest.Start(t)
 	a := open(t, server, redislease.Config{Fresh: true})
@@ -388,6 +405,22 @@ func TestANewGenerationBeginsAnewAndFormerLeasesGoOn(t *testing.T) {
 	held, err = s.Drain(t.Context(), "x")
 	require.NoError(t, err)
 	assert.Zero(t, held)
+}
+
+// A holder of the former generation that is blocked has its address banned, behind
+// which others stand, and not the endpoint that has taken its place.
+func TestABlockOfAFormerGenerationBansItsAddress(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	nat := netip.MustParseAddr("198.51.100.1")
+	putWith(t, s, endpoint.Endpoint{ID: "x", Generation: 1, EgressIP: nat})
+	former := try(t, s, lease.Request{Domain: "shop.example"})
+	putWith(t, s, endpoint.Endpoint{ID: "y", EgressIP: nat})
+	putWith(t, s, endpoint.Endpoint{ID: "x", Generation: 2})
+	require.NoError(t, former.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+	assert.Equal(t, "x", try(t, s, lease.Request{Domain: "shop.example"}).Endpoint().ID)
+	refused(t, s, lease.Request{Domain: "shop.example"})
+	assert.Equal(t, "y", try(t, s, lease.Request{Domain: "other.example"}).Endpoint().ID)
 }
 
 // The owner in one process hears what holders in others report.

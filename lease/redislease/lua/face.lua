@@ -6,6 +6,8 @@
 -- longer.
 local function own(face) return string.sub(face, 1, 1) == '=' end
 
+local function own_face(s) return '=' .. str(s.inst) .. '=' .. s.id end
+
 local function banned(face, domain)
   if domain == '' then return false end
   local till = call('ZSCORE', base .. 'ban:' .. domain, face)

@@ -24,13 +24,14 @@ if s then
   for lid in string.gmatch(s.leases, '%S+') do
     local l = lease(lid)
     l.gen, l.endpoint, l.egress = was[1], was[4], was[5]
+    if s.face ~= r.own_face(s) then l.face = s.face end -- the address may have others behind it
     keep(l)
   end
   r.unlist(s)
   unwake('s' .. id)
   r.take_off(s)
 end
-r.put_on(n, '=' .. str(n.inst) .. '=' .. id)
+r.put_on(n, r.own_face(n))
 local sharing = r.wear(n, arg(7))
 r.enlist(n, arg(5))
 call('DEL', key)

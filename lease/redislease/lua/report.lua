@@ -17,13 +17,14 @@ end
 if domain == '' then domain = l.domain end
 local token, s, bans = l.token, load(l.of), rare()
 local current = s and s.inst == l.inst
+local face = current and s.face or l.face -- of a former one, its address
 
-if kind == 'ok' and current then
-  local b = domain ~= '' and bans.ban_of(s.face, domain)
+if kind == 'ok' then
+  local b = face and domain ~= '' and bans.ban_of(face, domain)
   if b and b.n > 0 and token > b.token then
-    call('HSET', base .. 'bans:' .. domain, s.face, '0 ' .. str(b.token))
+    call('HSET', base .. 'bans:' .. domain, face, '0 ' .. str(b.token))
   end
-  if token > s.faulted and not s.proven then
+  if current and token > s.faulted and not s.proven then
     s.faults, s.proven = 0, true
     settle(s)
   end
@@ -35,12 +36,12 @@ elseif kind == 'proxy_fault' then
   end
   call('XADD', base .. 'reports', 'MAXLEN', '~', 4096, '*', 'id', l.of, 'gen', l.gen or call('HGET', base .. 'e:' .. l.of, 'gen'), 'holder', l.holder, 'outcome', arg(10))
   call('PUBLISH', base .. 'reports', '')
-elseif kind == 'target_blocked' and current and domain ~= '' then
-  local b = bans.ban_of(s.face, domain)
+elseif kind == 'target_blocked' and face and domain ~= '' then
+  local b = bans.ban_of(face, domain)
   if token > b.token then
     local limit = tonumber(arg(9))
     local pause = math.min(math.max(escalate(tonumber(arg(8)), limit, b.n + 1), tonumber(arg(5))), limit)
-    bans.set_ban(s.face, domain, { till = math.max(b.till, now + pause), n = b.n + 1, token = meta.token })
+    bans.set_ban(face, domain, { till = math.max(b.till, now + pause), n = b.n + 1, token = meta.token })
   end
 end
 return answer('ok')
