@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help test lint vulncheck apidiff strangers cross demo bench soak ci lab lab-test lab-down operator-test test-integration-kvm
+.PHONY: help test lint vulncheck apidiff strangers cross demo bench soak fuzz ci lab lab-test lab-down operator-test test-integration-kvm
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ bench: ## Measure beside peers; RUN=REGEXP for some of it.
 
 soak: ## A fleet through bad weather: 30 days of fake time, then 20 minutes of real proxies.
 	EGRESS_SOAK_DAYS=30 EGRESS_SOAK=20m go test -run TestSoak -count=1 -v -timeout 60m ./fleet
+
+fuzz: ## Fuzz every parser for FUZZTIME each, 20s if not given.
+	@scripts/fuzz $(FUZZTIME)
 
 lab: ## Bring up a hypervisor in namespaces of its own (root, Debian).
 	@lab/up

@@ -53,7 +53,7 @@ func TestSoak(t *testing.T) {
 		t.Skip("needs EGRESS_SOAK, a duration such as 20m: make soak")
 	}
 	s := newSoak(t, soakConfig{
-		size: 200, holders: 60, interval: 5 * time.Second, hold: 3 * time.Second, weather: 500 * time.Millisecond, restart: 2 * time.Minute, real: true,
+		size: 200, holders: 60, interval: 5 * time.Second, hold: 3 * time.Second, weather: 2 * time.Second, restart: 2 * time.Minute, real: true,
 	})
 	before := descriptors(t)
 	s.run(d)
@@ -148,6 +148,7 @@ func (s *soak) run(d time.Duration) {
 	assert.Empty(s.t, left, "no instance is left")
 	s.host.Close()
 	assert.Positive(s.t, s.granted.Load())
+	assert.Greater(s.t, s.peak.Load(), int64(s.size*9/10), "the fleet was as large as it was to be")
 	if n := len(s.heap); n > 4 {
 		assert.Less(s.t, s.heap[n-1], 2*s.heap[2]+2048, "memory is flat: %v", s.heap)
 	}
@@ -181,7 +182,7 @@ func (s *soak) open() {
 		probe = prober.Probe
 	}
 	f, err := fleet.New(fleet.Config{
-		Provider: s.p, Tag: "soak", Size: s.size, MaxSize: s.max, Endpoint: s.p.Endpoint, Inventory: store,
+		Provider: s.p, Tag: "soak", Size: s.size, MaxSize: s.max, MaxCreating: s.size / 4, Endpoint: s.p.Endpoint, Inventory: store,
 		Health:       health.EngineConfig{Probe: probe, Interval: s.interval, EdgeInterval: s.interval / 5},
 		PollInterval: s.interval / 5, ListInterval: 2 * s.interval, BootTimeout: 10 * s.interval, UnhealthyTimeout: 2 * s.interval,
 		DrainTimeout: s.hold, OrphanAge: s.interval,
@@ -264,7 +265,7 @@ func (s *soak) happen() {
 	if len(list) > 0 {
 		victim = s.rand.IntN(len(list))
 	}
-	if dice == 0 {
+	if dice == 0 || s.stormy { // a storm is short
 		s.stormy = !s.stormy
 	}
 	s.mu.Unlock()

@@ -268,3 +268,21 @@ func TestWaitGone(t *testing.T) {
 		})
 	}
 }
+
+// FuzzParseID has IDs of any form either refused as malformed, or come back as they
+// were.
+func FuzzParseID(f *testing.F) {
+	format := provider.IDFormat{Scopes: "zones", Kinds: "instances"}
+	for _, id := range []string{"", "zones/a/instances/proxy-x", "zones//instances/x", "hosts/a/domains/b", "zones/../instances/x", "zones/a/instances/x/y", "zones/a%2f/instances/x"} {
+		f.Add(id)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		scope, name, err := format.Parse(id)
+		if err != nil {
+			require.ErrorIs(t, err, provider.ErrPermanent)
+			require.True(t, provider.HasCode(err, provider.CodeMalformedID))
+			return
+		}
+		require.Equal(t, id, format.Format(scope, name))
+	})
+}

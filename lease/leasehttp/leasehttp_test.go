@@ -660,3 +660,32 @@ func TestTokensAreComparedInConstantTime(t *testing.T) {
 	assert.Equal(t, 1, loops)
 	assert.Equal(t, 1, compared)
 }
+
+// FuzzRequests sends any body and query to every path: each answer is JSON with a
+// status of the API's, and none is a failure of the server.
+func FuzzRequests(f *testing.F) {
+	for _, body := range []string{
+		"", "{}", `{"holder": "me"}`, `{"holder": "me", "ttl": "-1s", "requestId": "x"}`, `{"token": 99999999999999999999}`,
+		`{"holder": "me", "selector": [{"key": "a", "operator": "In"}]}`, `{"kind": "ok", "latency": "1e9h"}`, "[[[[", `{"holder": "\ud800"}`,
+	} {
+		f.Add("/v1/leases", "wait=0s", body)
+		f.Add("/v1/leases/x/report", "", body)
+		f.Add("/v1/leases/x/renew", "wait=9999999h", body)
+	}
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(f, err)
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"crawler": token}, MaxWait: time.Millisecond})
+	require.NoError(f, err)
+	f.Cleanup(func() { h.Close(); m.Close() })
+	f.Fuzz(func(t *testing.T, path, query, body string) {
+		r := httptest.NewRequest(http.MethodPost, "http://lease.test/", strings.NewReader(body))
+		r.URL.Path, r.URL.RawQuery = path, query
+		r.Header.Set("Authorization", "Bearer "+token)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.NotEqual(t, http.StatusInternalServerError, w.Code)
+		if w.Body.Len() > 0 && w.Header().Get("Content-Type") == "application/json" {
+			require.True(t, json.Valid(w.Body.Bytes()), "%s", w.Body)
+		}
+	})
+}

@@ -1,0 +1,56 @@
+package archtest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestTestsThatTheDocsNameExist keeps claims from outliving their tests.
+func TestTestsThatTheDocsNameExist(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	defined := map[string]bool{}
+	var names []string
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
+			defined[m[1]] = true
+			names = append(names, m[1])
+		}
+		return err
+	}))
+	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	require.NoError(t, err)
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)(\\*?)`")
+	for _, doc := range append(docs, filepath.Join(root, "SECURITY.md"), filepath.Join(root, "README.md")) {
+		text, err := os.ReadFile(doc)
+		require.NoError(t, err)
+		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+			if m[2] == "" {
+				assert.True(t, defined[m[1]], "%s names %s, which is no test", filepath.Base(doc), m[1])
+				continue
+			}
+			assert.True(t, anyHasPrefix(names, m[1]), "%s names %s*, which no test begins with", filepath.Base(doc), m[1])
+		}
+	}
+}
+
+func anyHasPrefix(names []string, prefix string) bool {
+	for _, name := range names {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
