@@ -216,6 +216,17 @@ var clauses = []clause{
 		s.must(l.ReleaseUnused(s.Context()), "ReleaseUnused")
 		s.that(s.acquire("").Endpoint().ID == "a", "the unused one does not come next")
 	}},
+	{"UnusedByOneOfTwoHolders", "ReleaseUnused changes nothing about the turn of an endpoint that another holder uses", Settings{MaxHolders: 2}, func(s *suite) {
+		s.ready("a")
+		one := s.acquire("")
+		s.report(one, lease.OK)
+		s.ready("b")
+		two, err := s.store.TryAcquire(s.Context(), lease.Request{Holder: "test"})
+		s.must(err, "TryAcquire")
+		s.that(two.Endpoint().ID == "a", "the least recently used does not come next")
+		s.must(one.ReleaseUnused(s.Context()), "ReleaseUnused")
+		s.that(s.acquire("").Endpoint().ID == "b", "the one in use comes next")
+	}},
 	{"TokensRise", "the token rises with every lease, and is at least the time in microseconds", Settings{}, func(s *suite) {
 		s.ready("a")
 		last := time.Now().Add(-time.Hour).UnixMicro()

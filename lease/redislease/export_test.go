@@ -1,5 +1,11 @@
 package redislease
 
+import (
+	"context"
+
+	"github.com/egressfleet/egress/lease"
+)
+
 // SetClock makes the scripts take the time from there, not from the server.
 func (s *Store) SetClock(micros func() int64) {
 	s.lua, s.clock = ofTests, micros
@@ -20,4 +26,17 @@ func (s *Store) Deafen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listening = true
+}
+
+// AskAfterLeaving gives an acquire up before it asks, and tells whether it got a lease.
+func (s *Store) AskAfterLeaving(ctx context.Context, req lease.Request) bool {
+	w, err := newWant(req)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := s.leave(ctx, w, ""); err != nil {
+		panic(err)
+	}
+	o, err := s.ask(ctx, w, "wait")
+	return err != nil || o.lease != nil
 }

@@ -321,6 +321,56 @@ func TestALeaseGivenUpLeaksNothing(t *testing.T) {
 	assert.NoError(t, err)
 }
 
+// An acquire that arrives after its caller has given it up gets nothing.
+func TestAnAcquireThatComesTooLateGetsNothing(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	put(t, s, "a")
+	require.False(t, s.AskAfterLeaving(t.Context(), lease.Request{Holder: "late"}), "by the short way")
+	s.GoTheLongWay()
+	newHands(s)
+	require.False(t, s.AskAfterLeaving(t.Context(), lease.Request{Holder: "late", Session: "x"}), "by the long one")
+	try(t, s, lease.Request{})
+}
+
+// Whoever goes on asking keeps its place, however long it waits.
+func TestAWaiterThatAsksKeepsItsPlace(t *testing.T) {
+	server := redistest.Start(t)
+	a, b := open(t, server, redislease.Config{Fresh: true}), open(t, server, redislease.Config{PollInterval: 5 * time.Millisecond})
+	h := newHands(a, b)
+	put(t, a, "x")
+	held := try(t, a, lease.Request{TTL: time.Hour})
+	wait := waitInBackground(t, b, lease.Request{})
+	awaitWaiting(t, a, 1)
+	for range 5 {
+		h.turn(9 * time.Second)
+		awaitDue(t, server, h.micros.Load())
+	}
+	require.NoError(t, held.Release(t.Context()))
+	require.NoError(t, (<-wait).err)
+	stats, err := a.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Zero(t, stats.Canceled)
+}
+
+// awaitDue waits until the only waiter has asked at that time of the server's.
+func awaitDue(t *testing.T, server *redistest.Server, now int64) {
+	t.Helper()
+	client := connect(t, server)
+	require.Eventually(t, func() bool {
+		due, err := client.ZRangeWithScores(t.Context(), "egress:{test}:due", 0, -1).Result()
+		if err != nil {
+			return false
+		}
+		for _, z := range due {
+			if z.Member.(string)[0] == 'w' {
+				return int64(z.Score) >= now+(10*time.Second).Microseconds()
+			}
+		}
+		return false
+	}, 20*time.Second, 5*time.Millisecond)
+}
+
 // A release is sent even where the holder's context has ended.
 func TestAReleaseSurvivesItsContext(t *testing.T) {
 	server := redistest.Start(t)
@@ -392,7 +442,9 @@ func TestANewGenerationBeginsAnewAndFormerLeasesGoOn(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Put(t.Context(), endpoint.Endpoint{ID: "x", Generation: 2, URL: url}))
 	refused(t, s, lease.Request{})
-	require.NoError(t, former.Renew(t.Context(), time.Minute))
+	grant, err := s.Renew(t.Context(), former.Key(), time.Minute)
+	require.NoError(t, err)
+	assert.Equal(t, former.Endpoint(), grant.Endpoint, "what the holder has, not what has taken its place")
 	require.NoError(t, s.SetVerdict(t.Context(), "x", endpoint.Verdict{Health: endpoint.Healthy, Generation: 1}))
 	refused(t, s, lease.Request{})
 	require.NoError(t, s.SetVerdict(t.Context(), "x", endpoint.Verdict{Health: endpoint.Healthy, Generation: 2}))
