@@ -1,7 +1,6 @@
 -- matched returns the classes that a selector chooses, or no classes and the slots,
 -- where it asks for an attribute that is not classed by.
 local function matched(text)
-  if text == '[]' then return call('HKEYS', base .. 'classes') end
   local cached = call('HGET', base .. 'matched', text)
   if cached then return cmsgpack.unpack(cached) end
   return rare().match(text)
