@@ -193,8 +193,11 @@ func TestLabFaultsOfUploads(t *testing.T) {
 					require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 				}
 				again(t, func() error { _, err := u.PullImage(labContext(t), kvm.PullRequest{}); return err })
-				got, err := kvm.VolumeContent(labContext(t), u.Provider, "lab", "base-labmiddle-"+digestOf(image)[:16]+".qcow2")
-				require.NoError(t, err)
+				var got []byte
+				again(t, func() (err error) { // what was cut may be noticed only now
+					got, err = kvm.VolumeContent(labContext(t), u.Provider, "lab", "base-labmiddle-"+digestOf(image)[:16]+".qcow2")
+					return err
+				})
 				assert.Equal(t, digestOf(image), digestOf(got))
 			})
 		}
