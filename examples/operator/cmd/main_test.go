@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,8 +29,10 @@ import (
 	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
 	"github.com/egressfleet/egress/examples/operator/internal/apitest"
+	"github.com/egressfleet/egress/internal/fakelibvirt"
 	"github.com/egressfleet/egress/internal/proxytest"
 	"github.com/egressfleet/egress/internal/redistest"
+	"github.com/egressfleet/egress/internal/sshtest"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/lease/leasehttp"
 )
@@ -300,6 +303,87 @@ func TestLeaderIsKilled(t *testing.T) {
 	k.ready(px)
 	assert.Equal(t, int64(2), px.Status.Incarnation)
 	assert.Contains(t, b.logged(), "leases of the former leader")
+}
+
+// A leader that hangs, and goes on when another one leads, grants nothing more, takes the
+// label from nobody, and ends.
+func TestLeaderHangs(t *testing.T) {
+	k := newCluster(t, hello(t))
+	a := k.start("operator-a", nil)
+	px := k.proxy("one")
+	k.ready(px)
+	b := k.start("operator-b", nil)
+	k.crawl(a)
+
+	require.NoError(t, a.cmd.Process.Signal(syscall.SIGSTOP))
+	k.eventually("the Service finds the new leader alone", func() bool { return assert.ObjectsAreEqual([]string{"operator-b"}, k.serving()) })
+	k.crawl(b)
+	require.NoError(t, k.c.Get(t.Context(), client.ObjectKeyFromObject(px), px))
+	uid := px.Status.Machine.UID
+
+	require.NoError(t, a.cmd.Process.Signal(syscall.SIGCONT))
+	granted := 0
+	for ended := false; !ended; {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if _, err := k.store(a).TryAcquire(ctx, lease.Request{Holder: "late"}); err == nil {
+			granted++
+		}
+		cancel()
+		select {
+		case err := <-a.done:
+			a.done <- err
+			ended = true
+		default:
+		}
+	}
+	assert.Zero(t, granted, "two replicas lease one proxy")
+	assert.Contains(t, a.logged(), "leader election lost")
+	assert.Equal(t, []string{"operator-b"}, k.serving())
+	k.crawl(b)
+	require.NoError(t, k.c.Get(t.Context(), client.ObjectKeyFromObject(px), px))
+	assert.Equal(t, uid, px.Status.Machine.UID, "the former leader replaced nothing")
+}
+
+// The levels of the log show what a provider asks its host for.
+func TestTraceLevels(t *testing.T) {
+	for level, row := range map[string]struct{ shown, hidden []string }{
+		"info": {nil, []string{"virConnect", "rpc"}},
+		"1":    {[]string{"virConnectListAllDomains"}, []string{`"names":`}},
+		"2":    {[]string{"virConnectListAllDomains", `"names":`}, nil},
+	} {
+		t.Run(level, func(t *testing.T) {
+			k := newCluster(t, hello(t))
+			key, wire := sshtest.NewKey(t), &fakelibvirt.Wire{}
+			socket := filepath.Join(k.dir, "sock")
+			l, err := net.Listen("unix", socket)
+			require.NoError(t, err)
+			served := make(chan struct{})
+			go func() { wire.Serve(l); close(served) }()
+			t.Cleanup(func() { _ = l.Close(); <-served })
+			server := sshtest.New(t, key.PublicKey())
+			k.write("id", key.PEM)
+			k.write("known_hosts", []byte(server.KnownHosts()))
+			k.write("providers.yaml", fmt.Appendf(nil, `providers:
+- name: rack
+  type: kvm
+  kvm:
+    sshKeyFile: %s/id
+    knownHostsFile: %s/known_hosts
+    hosts: [{name: kvm1, address: %q, user: egress, socket: %s, bridge: br0}]
+    machineTypes: {small: {vcpus: 1, memoryMiB: 256}}
+`, k.dir, k.dir, server.Address(), socket))
+			p := k.start("operator-a", nil, "--leader-elect=false", "--zap-log-level="+level, "--orphan-interval=200ms")
+			if len(row.shown) == 0 {
+				time.Sleep(3 * time.Second)
+			}
+			for _, text := range row.shown {
+				k.eventually(text, func() bool { return strings.Contains(p.logged(), text) })
+			}
+			for _, text := range row.hidden {
+				assert.NotContains(t, p.logged(), text)
+			}
+		})
+	}
 }
 
 // With Redis every replica serves, and all lease from one set.

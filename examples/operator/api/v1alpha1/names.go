@@ -44,6 +44,7 @@ const (
 	ReasonRunning          = "Running"
 	ReasonReplacing        = "Replacing"
 	ReasonDraining         = "Draining"
+	ReasonLeasesUnknown    = "LeasesUnknown"
 	ReasonDeleting         = "Deleting"
 	ReasonDeleteFailed     = "DeleteFailed"
 	ReasonExternal         = "External"

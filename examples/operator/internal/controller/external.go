@@ -54,6 +54,7 @@ func (p *pass) externalEndpoint(ctx context.Context) (endpoint.Endpoint, error) 
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
+	p.url = hash64(p.r.Key, url)
 	return endpoint.Endpoint{
 		ID: p.id, URL: url, Generation: p.generation(), Attributes: p.attributes(nil),
 	}, nil

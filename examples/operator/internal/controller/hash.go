@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strconv"
 	"strings"
 
+	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
 )
 
@@ -39,6 +41,15 @@ func digest(key, text []byte) string {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(text)
 	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// hash64 tells URLs apart, by a number that JSON keeps.
+func hash64(key []byte, url endpoint.URL) uint64 {
+	n, err := strconv.ParseUint(digest(key, []byte(url.Reveal()))[:13], 16, 64)
+	if err != nil {
+		panic(err) // hexadecimal digits
+	}
+	return n
 }
 
 // sameVersion tells whether two hashes can be compared.

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -136,4 +139,18 @@ func (s *tardy) accepted() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.pending)
+}
+
+// eventCounter counts events of a reason.
+type eventCounter struct {
+	events.EventRecorder
+	of string
+	n  atomic.Int32
+}
+
+func (c *eventCounter) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
+	if reason == c.of {
+		c.n.Add(1)
+	}
+	c.EventRecorder.Eventf(regarding, related, kind, reason, action, note, args...)
 }

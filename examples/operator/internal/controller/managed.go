@@ -20,7 +20,7 @@ import (
 func (p *pass) managed(ctx context.Context) (time.Duration, error) {
 	prov, err := p.r.Providers.Get(p.px.Spec.Provider)
 	if err != nil {
-		return p.withoutProvider(err), nil
+		return p.withoutProvider(ctx, err)
 	}
 	m := p.px.Status.Machine
 	if m != nil && m.Ending != nil && !p.paused() {
@@ -46,13 +46,35 @@ func (p *pass) managed(ctx context.Context) (time.Duration, error) {
 }
 
 // withoutProvider keeps everything as it is: the providers file may be wrong.
-func (p *pass) withoutProvider(err error) time.Duration {
+func (p *pass) withoutProvider(ctx context.Context, err error) (time.Duration, error) {
 	err = p.unknownProvider(err)
 	p.unreached(v1alpha1.ReasonProviderUnknown, err)
 	if p.px.Status.Machine == nil {
 		p.pending(v1alpha1.PhasePending, v1alpha1.ReasonProviderUnknown, err.Error())
+		return p.r.Timing.ReadyInterval, nil
 	}
-	return p.r.Timing.ReadyInterval
+	w, err := p.wanted(ctx)
+	return p.keepServing(ctx, w, err == nil && p.px.Status.Machine.SpecHash == w.hash)
+}
+
+// keepServing has the proxy of the record probed and leased where the provider cannot
+// tell more of it. After a restart nothing else brings it back.
+func (p *pass) keepServing(ctx context.Context, w wanted, readable bool) (time.Duration, error) {
+	st := &p.px.Status
+	if !st.Machine.Served || st.Machine.Ending != nil {
+		return p.r.Timing.ReadyInterval, nil
+	}
+	if readable && st.Address != "" && !p.r.Serving.Knows(p.id, p.generation()) {
+		ep, err := p.recordedEndpoint(w)
+		if err == nil {
+			err = p.r.Serving.Put(ctx, ep)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("the proxy of the record: %w", err)
+		}
+	}
+	p.judge()
+	return p.r.Timing.ReadyInterval, nil
 }
 
 // withoutCloudInit waits for the Secret, whose event brings the Proxy back.
@@ -243,21 +265,33 @@ func (p *pass) observe(ctx context.Context, prov provider.Provider, w wanted, re
 	switch {
 	case errors.Is(err, provider.ErrNotFound):
 		p.reached()
-		return p.vanished(ctx, prov)
+		return p.vanished(ctx, prov, w, readable)
 	case err != nil:
 		// The proxy may well work: it stays as it is, and is probed.
 		p.unreached(v1alpha1.ReasonProviderFails, err)
-		p.judge()
-		return p.r.Timing.ReadyInterval, nil
+		return p.keepServing(ctx, w, readable)
 	}
 	p.reached()
 	switch in.State {
 	case provider.StateRunning:
 		return p.serve(ctx, prov, in, w, readable)
 	case provider.StateStopped, provider.StateFailed:
-		return p.end(v1alpha1.ReasonTerminated, reasonOf(in)), nil
+		return p.terminated(in), nil
 	}
-	return p.boot(ctx, prov, in)
+	return p.boot(ctx, prov, in, w, readable)
+}
+
+// terminated ends a machine that does not run any more. One that never served is
+// followed by the next after a while: it may end in the same way.
+func (p *pass) terminated(in provider.Instance) time.Duration {
+	if p.paused() {
+		p.pending(v1alpha1.PhasePending, v1alpha1.ReasonTerminated, reasonOf(in))
+		return p.r.Timing.ReadyInterval
+	}
+	if !p.px.Status.Machine.Served {
+		p.backOff(v1alpha1.ReasonTerminated, p.r.Timing.RetryInterval, errors.New(reasonOf(in)))
+	}
+	return p.end(v1alpha1.ReasonTerminated, reasonOf(in))
 }
 
 func reasonOf(in provider.Instance) string {
@@ -267,20 +301,23 @@ func reasonOf(in provider.Instance) string {
 	return fmt.Sprintf("the provider says that it is %s: %s", in.State, in.Reason)
 }
 
-// vanished makes another machine for one that is not there, for the reason that the
-// provider knows.
-func (p *pass) vanished(ctx context.Context, prov provider.Provider) (time.Duration, error) {
+// vanished makes another machine for one that is not there, unless the provider knows
+// a reason why there can be none.
+func (p *pass) vanished(ctx context.Context, prov provider.Provider, w wanted, readable bool) (time.Duration, error) {
 	st := &p.px.Status
 	call, cancel := p.call(ctx)
 	defer cancel()
 	cause, _ := provider.Explain(call, prov, st.ProviderID)
 	if provider.HasCode(cause, provider.CodeInFlight) {
-		return p.boot(ctx, prov, provider.Instance{State: provider.StateProvisioning, Reason: cause.Error()})
+		return p.boot(ctx, prov, provider.Instance{State: provider.StateProvisioning, Reason: cause.Error()}, w, readable)
 	}
 	id, served := st.ProviderID, st.Machine.Served
-	if errors.Is(cause, provider.ErrQuotaExceeded) {
+	switch {
+	case errors.Is(cause, provider.ErrQuotaExceeded):
 		p.noRoom(cause)
 		return p.dropEndpoint(ctx)
+	case errors.Is(cause, provider.ErrPermanent) && !served && readable:
+		return p.refused(ctx, cause, w.inputs(p))
 	}
 	note := id + " is gone, and nobody here deleted it"
 	if cause != nil {
@@ -301,12 +338,19 @@ func (p *pass) dropEndpoint(ctx context.Context) (time.Duration, error) {
 	return 0, p.r.Serving.Remove(ctx, p.id)
 }
 
-// boot waits for a machine that does not run, for its time.
-func (p *pass) boot(ctx context.Context, prov provider.Provider, in provider.Instance) (time.Duration, error) {
+// boot waits for a machine that does not run, or of which the provider cannot tell
+// it. Its time counts from when that began.
+func (p *pass) boot(ctx context.Context, prov provider.Provider, in provider.Instance, w wanted, readable bool) (time.Duration, error) {
 	m := p.px.Status.Machine
-	if m.Served && p.verdict().Health == endpoint.Healthy {
-		p.judge() // whatever the provider says: it was fetched through
-		return p.r.Timing.ReadyInterval, nil
+	if m.Served {
+		// Whatever the provider says, it was fetched through, and may well be again.
+		wait, err := p.keepServing(ctx, w, readable)
+		if err != nil || p.verdict().Health == endpoint.Healthy {
+			return wait, err
+		}
+		p.condition(v1alpha1.ConditionProvisioned, metav1.ConditionFalse, v1alpha1.ReasonBooting, reasonOf(in))
+	} else {
+		p.pending(v1alpha1.PhaseProvisioning, v1alpha1.ReasonBooting, reasonOf(in))
 	}
 	since := m.Since.Time
 	if was := p.since(v1alpha1.ConditionProvisioned, metav1.ConditionFalse); was.After(since) {
@@ -317,7 +361,6 @@ func (p *pass) boot(ctx context.Context, prov provider.Provider, in provider.Ins
 		p.backOff(v1alpha1.ReasonBootTimeout, p.r.Timing.RetryInterval, err)
 		return p.end(v1alpha1.ReasonBootTimeout, err.Error()), nil
 	}
-	p.pending(v1alpha1.PhaseProvisioning, v1alpha1.ReasonBooting, reasonOf(in))
 	return p.r.Timing.PollInterval, nil
 }
 
@@ -342,7 +385,7 @@ func (p *pass) serve(ctx context.Context, prov provider.Provider, in provider.In
 		}
 	}
 	p.judge()
-	return p.outlived()
+	return p.outlived(ctx)
 }
 
 // offer puts the machine's endpoint where it is probed and leased. Where the provider
@@ -364,9 +407,11 @@ func (p *pass) verdict() endpoint.Verdict {
 	return p.r.Serving.Verdict(p.id, p.generation())
 }
 
+// generation tells the endpoints of a Proxy apart: its machines, or the URLs of one that
+// somebody else runs. An edit of its attributes makes no other one of it.
 func (p *pass) generation() uint64 {
 	if p.px.Spec.Mode == v1alpha1.External {
-		return uint64(p.px.Generation)
+		return p.url
 	}
 	return uint64(p.px.Status.Incarnation)
 }
@@ -409,7 +454,7 @@ func (p *pass) judged(reason string) bool {
 
 // outlived ends a machine whose proxy does not answer for too long, and returns
 // when to look again.
-func (p *pass) outlived() (time.Duration, error) {
+func (p *pass) outlived(ctx context.Context) (time.Duration, error) {
 	m, t, v := p.px.Status.Machine, p.r.Timing, p.verdict()
 	if v.Health == endpoint.Healthy || p.paused() {
 		return t.ReadyInterval, nil
@@ -426,28 +471,40 @@ func (p *pass) outlived() (time.Duration, error) {
 	if v.Health != endpoint.Unhealthy || since.IsZero() || p.now().Sub(since) < t.UnhealthyTimeout {
 		return t.PollInterval, nil
 	}
-	return p.mayReplace(v.Reason)
+	return p.mayReplace(ctx, v.Reason)
 }
 
 // mayReplace ends an unhealthy machine where the budget allows it: a fifth of those
 // of its provider at a time, and one while more than half of them are unhealthy. So
 // a host that reboots heals, and a blip destroys nothing.
-func (p *pass) mayReplace(reason string) (time.Duration, error) {
+func (p *pass) mayReplace(ctx context.Context, reason string) (time.Duration, error) {
+	p.r.granted.Lock()
+	defer p.r.granted.Unlock()
+	allowed, err := p.withinBudget(ctx)
+	if err != nil || !allowed {
+		return p.r.Timing.PollInterval, err
+	}
+	p.r.granted.add(p.px, p.now())
+	return p.end(v1alpha1.ReasonUnhealthyTimeout, reason), nil
+}
+
+func (p *pass) withinBudget(ctx context.Context) (bool, error) {
 	var list v1alpha1.ProxyList
-	if err := p.r.Client.List(context.Background(), &list); err != nil {
-		return 0, err
+	if err := p.r.Client.List(ctx, &list); err != nil {
+		return false, err
 	}
 	total, unwell, replacing := 0, 0, 0
 	for i := range list.Items {
 		other := &list.Items[i]
-		if other.Spec.Provider != p.px.Spec.Provider || other.Status.Machine == nil {
+		under := other.UID != p.px.UID && p.r.granted.under(other, p.now())
+		if other.Spec.Provider != p.px.Spec.Provider || other.Status.Machine == nil && !under {
 			continue
 		}
 		total++
 		if other.Status.Phase != v1alpha1.PhaseReady {
 			unwell++
 		}
-		if other.Status.Machine.Ending != nil || !other.Status.Machine.Served {
+		if under || other.Status.Machine.Ending != nil || !other.Status.Machine.Served {
 			replacing++
 		}
 	}
@@ -455,10 +512,7 @@ func (p *pass) mayReplace(reason string) (time.Duration, error) {
 	if 2*unwell > total {
 		budget = 1
 	}
-	if replacing >= budget && total > 1 {
-		return p.r.Timing.PollInterval, nil
-	}
-	return p.end(v1alpha1.ReasonUnhealthyTimeout, reason), nil
+	return replacing < budget || total <= 1, nil
 }
 
 // end notes that the machine is to be replaced. It is written down before anything

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,7 +43,10 @@ type Orphans struct {
 	MaxPercent int
 	// CallTimeout bounds a call to a provider; 1 min if zero.
 	CallTimeout time.Duration
-	Logger      logr.Logger
+	// Leads, if set, tells whether this process is sure to lead. While it is not,
+	// nothing is deleted.
+	Leads  func() bool
+	Logger logr.Logger
 
 	now  func() time.Time
 	seen map[sighting]time.Time // orphans of the pass before, and when first seen
@@ -152,11 +156,18 @@ func (o *Orphans) list(ctx context.Context, prov provider.Provider) ([]provider.
 	}
 	mine := machines[:0]
 	for _, in := range machines {
-		if in.Tag == o.Tag {
+		if in.Tag == o.Tag && o.judges(in) {
 			mine = append(mine, in)
 		}
 	}
 	return mine, err
+}
+
+// judges tells whether the machine's owner would be seen: one that was made for another
+// namespace is left alone.
+func (o *Orphans) judges(in provider.Instance) bool {
+	ns, known := in.Metadata[metadataNamespace]
+	return !known || len(o.Namespaces) == 0 || slices.Contains(o.Namespaces, ns)
 }
 
 // end deletes orphans that have been seen before and are old enough.
@@ -177,7 +188,12 @@ func (o *Orphans) end(ctx context.Context, name string, prov provider.Provider, 
 		if !again || o.now().Sub(born) < o.Grace || deleted == o.MaxDeletions {
 			continue
 		}
-		deleted++
+		if o.Leads != nil && !o.Leads() {
+			return errors.New("another replica may lead by now: nothing more is deleted")
+		}
+		if in.State != provider.StateStopping { // else it is on its way already
+			deleted++
+		}
 		call, cancel := context.WithTimeout(ctx, o.CallTimeout)
 		err := prov.Delete(call, in.ID)
 		cancel()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -201,4 +203,116 @@ func TestSweepOfAProviderThatFails(t *testing.T) {
 	assert.Equal(t, 4, r.left())
 	require.NoError(t, r.pass())
 	assert.Equal(t, 3, r.left())
+}
+
+// partial is a provider one of whose hosts does not answer.
+type partial struct{ provider.Provider }
+
+func (p partial) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	list, err := p.Provider.ListByTag(ctx, tag)
+	if err != nil {
+		return nil, err
+	}
+	return list, &provider.PartialError{Missing: []provider.Missing{{Scope: "rack-2", Err: errors.New("no route to host")}}}
+}
+
+// What answered is swept, whatever else did not.
+func TestSweepOfAListThatIsNotWhole(t *testing.T) {
+	r := newSweepRig(t)
+	r.Providers = &fakeFile{known: map[string]provider.Provider{"dev": partial{r.dev}}}
+	r.owned(3)
+	r.machine("nobody-1", rigTag)
+	require.NoError(t, r.pass())
+	require.NoError(t, r.pass())
+	assert.Equal(t, 3, r.left())
+}
+
+// The owners in a namespace that is not looked into are not known: what was made for it
+// stays.
+func TestSweepLeavesOtherNamespaces(t *testing.T) {
+	r := newSweepRig(t)
+	r.Namespaces = []string{"crawl"}
+	r.owned(3)
+	for _, ns := range []string{"crawl", "elsewhere"} {
+		_, err := r.dev.Create(t.Context(), provider.CreateRequest{
+			UID: "nobody-in-" + ns + "-1", Tag: rigTag, Metadata: map[string]string{metadataNamespace: ns}})
+		require.NoError(t, err)
+	}
+	for range 3 {
+		require.NoError(t, r.pass())
+	}
+	list, err := r.dev.ListByTag(t.Context(), rigTag)
+	require.NoError(t, err)
+	require.Len(t, list, 4)
+	assert.True(t, slices.ContainsFunc(list, func(in provider.Instance) bool { return in.UID == "nobody-in-elsewhere-1" }))
+}
+
+// Nothing is deleted by a process that another one may have taken over from.
+func TestSweepWithoutLeading(t *testing.T) {
+	r := newSweepRig(t)
+	r.owned(3)
+	r.machine("nobody-1", rigTag)
+	require.NoError(t, r.pass())
+	leads := false
+	r.Leads = func() bool { return leads }
+	require.ErrorContains(t, r.pass(), "another replica")
+	assert.Equal(t, 4, r.left())
+	leads = true
+	require.NoError(t, r.pass())
+	assert.Equal(t, 3, r.left())
+}
+
+// paged has a page of owners for each, and more than one for each namespace.
+type paged struct {
+	client.Reader
+	owners []client.Object
+}
+
+func (p paged) List(_ context.Context, l client.ObjectList, opts ...client.ListOption) error {
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	n, _ := strconv.Atoi(options.Continue)
+	list := l.(*v1alpha1.ProxyList)
+	list.Items = []v1alpha1.Proxy{*p.owners[n].(*v1alpha1.Proxy)}
+	if n+1 < len(p.owners) {
+		list.Continue = strconv.Itoa(n + 1)
+	}
+	return nil
+}
+
+// Whoever reads the first page of the owners alone takes the others' machines.
+func TestSweepReadsAllPagesOfOwners(t *testing.T) {
+	r := newSweepRig(t)
+	r.owned(4)
+	r.MaxPercent = 100
+	r.Live = paged{owners: r.owners}
+	for range 3 {
+		r.clock = r.clock.Add(time.Hour)
+		require.NoError(t, r.Sweep(t.Context()))
+	}
+	assert.Equal(t, 4, r.left())
+}
+
+// careless lists machines of every tag.
+type careless struct {
+	provider.Provider
+	others string
+}
+
+func (c careless) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
+	mine, err := c.Provider.ListByTag(ctx, tag)
+	theirs, otherErr := c.Provider.ListByTag(ctx, c.others)
+	return append(mine, theirs...), errors.Join(err, otherErr)
+}
+
+func TestSweepLooksAtTheTagItself(t *testing.T) {
+	r := newSweepRig(t)
+	r.Providers = &fakeFile{known: map[string]provider.Provider{"dev": careless{r.dev, "another"}}}
+	r.owned(3)
+	r.machine("nobody-1", "another")
+	for range 3 {
+		require.NoError(t, r.pass())
+	}
+	list, err := r.dev.ListByTag(t.Context(), "another")
+	require.NoError(t, err)
+	assert.Len(t, list, 1)
 }

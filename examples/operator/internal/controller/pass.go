@@ -24,6 +24,7 @@ type pass struct {
 	log      logr.Logger
 	px       *v1alpha1.Proxy
 	id       string               // the endpoint's
+	url      uint64               // a hash of its URL, in mode External
 	stored   v1alpha1.ProxyStatus // what the API server has
 	events   []eventNote          // for after the next write
 	released bool                 // the finalizer is gone
@@ -37,6 +38,9 @@ func (r *Reconciler) begin(ctx context.Context, px *v1alpha1.Proxy) *pass {
 		id: serving.ID(client.ObjectKeyFromObject(px)), stored: *px.Status.DeepCopy(),
 	}
 	st := &px.Status
+	if st.ObservedGeneration != px.Generation {
+		st.BackOff = nil // what failed was something else
+	}
 	st.ObservedGeneration = px.Generation
 	if at := px.Annotations[v1alpha1.AnnotationReconcile]; at != st.LastHandledReconcileAt {
 		st.LastHandledReconcileAt, st.BackOff, st.FailedFor = at, nil, ""
@@ -97,9 +101,10 @@ func (p *pass) now() time.Time { return p.r.now() }
 // stamp is the time as the API keeps it.
 func (p *pass) stamp() metav1.Time { return metav1.NewTime(p.now().Truncate(time.Second)) }
 
-// condition sets a condition and tells whether its status or reason changed.
+// condition sets a condition and tells whether its status or reason is another one
+// than that which is stored.
 func (p *pass) condition(kind string, status metav1.ConditionStatus, reason, message string) bool {
-	before := meta.FindStatusCondition(p.px.Status.Conditions, kind)
+	before := meta.FindStatusCondition(p.stored.Conditions, kind)
 	changed := before == nil || before.Status != status || before.Reason != reason
 	meta.SetStatusCondition(&p.px.Status.Conditions, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: clip(message, 1024),

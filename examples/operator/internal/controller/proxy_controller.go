@@ -121,8 +121,12 @@ type Reconciler struct {
 	MaxConcurrent int
 	// Trace, if set, is told of every pass.
 	Trace *Trace
+	// Leads, if set, tells whether this process is sure to lead. While it is not,
+	// nothing is done.
+	Leads func() bool
 
-	now func() time.Time
+	now     func() time.Time
+	granted grants
 }
 
 // secretIndex finds the Proxies that refer to a Secret.
@@ -185,12 +189,14 @@ func (r *Reconciler) proxiesOfSecret(ctx context.Context, secret client.Object) 
 // +kubebuilder:rbac:groups="",namespace=egress-system,resources=secrets,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",namespace=egress-system,resources=pods,verbs=list;patch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=egress-system,resources=events,verbs=create;patch
-// +kubebuilder:rbac:groups="",namespace=egress-system,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=egress-system,resources=leases,verbs=create
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=egress-system,resources=leases,resourceNames=egress-operator,verbs=get;update
 
 // Reconcile takes one Proxy as far as it goes at once.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ctrl.Result, err error) {
+	if r.Leads != nil && !r.Leads() {
+		return ctrl.Result{RequeueAfter: doubtWait}, nil
+	}
 	ctx, end := r.Trace.start(ctx, req.NamespacedName)
 	defer func() { end(err) }()
 
@@ -232,6 +238,9 @@ func (r *Reconciler) pass(ctx context.Context, px *v1alpha1.Proxy) (ctrl.Result,
 	}
 	return ctrl.Result{RequeueAfter: r.Timing.PollInterval}, nil
 }
+
+// doubtWait is the time after which it is known who leads.
+const doubtWait = 2 * time.Second
 
 // staleWait is the time after which the cache is likely to have what was written.
 const staleWait = 200 * time.Millisecond

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
@@ -479,12 +480,13 @@ func TestExternal(t *testing.T) {
 	r.start()
 	// A proxy that somebody else runs: one of another host, whose URL is known.
 	host := r.newHost("theirs", 0)
-	theirs := r.provider(host)
+	theirs, err := local.New(local.Config{Host: host, Username: "crawler", Password: "secret"})
+	require.NoError(t, err)
 	id, err := theirs.Create(t.Context(), provider.CreateRequest{UID: "theirs", Tag: "theirs"})
 	require.NoError(t, err)
 	in, err := provider.WaitRunning(t.Context(), theirs, id, provider.WaitOptions{})
 	require.NoError(t, err)
-	ep, err := theirs.(endpointer).Endpoint("theirs", in)
+	ep, err := theirs.Endpoint("theirs", in)
 	require.NoError(t, err)
 
 	px := r.proxy("one", func(px *v1alpha1.Proxy) {
@@ -504,6 +506,13 @@ func TestExternal(t *testing.T) {
 	l, err := r.store.TryAcquire(t.Context(), lease.Request{Holder: "test", Selector: lease.Selector{{Key: "mode", Operator: lease.In, Values: []string{"External"}}}})
 	require.NoError(t, err)
 	_ = l.Release(t.Context())
+
+	r.edit(px, func(px *v1alpha1.Proxy) { px.Spec.Attributes = map[string]string{"geo": "us"} })
+	px = r.until(px, "seen again", func(px *v1alpha1.Proxy) bool { return px.Status.ObservedGeneration == px.Generation })
+	assert.Equal(t, v1alpha1.PhaseReady, px.Status.Phase)
+	verdict := r.reconciler.Serving.Verdict(px.Namespace+"/"+px.Name, r.endpoint(px).Generation)
+	assert.Equal(t, endpoint.Healthy, verdict.Health)
+	assert.True(t, verdict.Since.Before(condition(px, "Ready").LastTransitionTime.Add(time.Second)), "attributes make no other endpoint of it")
 
 	secret.Data["password"] = []byte("wrong")
 	require.NoError(t, r.c.Update(t.Context(), secret))

@@ -55,10 +55,20 @@ func orUnknown(id, uid string) string {
 	return id
 }
 
+// withoutLeases says that the lease store fails: who holds a lease is not known, so the
+// machine stays.
+func (p *pass) withoutLeases(err error) error {
+	err = fmt.Errorf("the lease store: %w", err)
+	if p.stuck(v1alpha1.ReasonLeasesUnknown, err.Error()) {
+		p.warn(v1alpha1.ReasonLeasesUnknown, "Drain", err.Error())
+	}
+	return err
+}
+
 // release lets the object go.
 func (p *pass) release(ctx context.Context, reason, note string) (time.Duration, error) {
-	if err := p.r.Serving.Remove(ctx, p.id); err != nil {
-		return 0, err
+	if err := p.r.Serving.Remove(ctx, p.id); err != nil && reason != v1alpha1.ReasonAbandoned {
+		return 0, p.withoutLeases(err)
 	}
 	controllerutil.RemoveFinalizer(p.px, v1alpha1.Finalizer)
 	if err := p.r.Client.Update(ctx, p.px); err != nil {
@@ -83,14 +93,14 @@ func (p *pass) release(ctx context.Context, reason, note string) (time.Duration,
 func (p *pass) retire(ctx context.Context, prov provider.Provider, since time.Time) (gone bool, wait time.Duration, err error) {
 	held, err := p.r.Serving.Drain(ctx, p.id)
 	if err != nil {
-		return false, 0, fmt.Errorf("the lease store: %w", err)
+		return false, 0, p.withoutLeases(err)
 	}
 	if left := p.r.Timing.DrainTimeout - p.now().Sub(since); held > 0 && left > 0 {
 		p.stuck(v1alpha1.ReasonDraining, "crawlers hold leases: they have until the drain timeout to give them back")
 		return false, min(left, p.r.Timing.PollInterval), nil
 	}
 	if err := p.r.Serving.Remove(ctx, p.id); err != nil {
-		return false, 0, fmt.Errorf("the lease store: %w", err)
+		return false, 0, p.withoutLeases(err)
 	}
 	if p.px.Status.ProviderID == "" && !p.find(ctx, prov) {
 		return true, 0, ctx.Err()
@@ -130,10 +140,6 @@ func (p *pass) remove(ctx context.Context, prov provider.Provider) (gone bool, w
 	case getErr == nil && in.UID != m.UID:
 		p.warn(v1alpha1.ReasonReleased, "Delete", fmt.Sprintf("%s has UID %q and not %q: it belongs to somebody else, and stays", id, in.UID, m.UID))
 		return true, 0, nil
-	case getErr == nil && in.State == provider.StateStopping:
-		p.reached()
-		p.stuck(v1alpha1.ReasonDeleting, id+" is being deleted")
-		return false, p.r.Timing.PollInterval, nil
 	case provider.HasCode(getErr, provider.CodeUnconfigured):
 		return p.letGo(getErr), 0, nil
 	case getErr != nil && !errors.Is(getErr, provider.ErrPermanent):

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
 	"github.com/egressfleet/egress/examples/operator/internal/apitest"
 	"github.com/egressfleet/egress/examples/operator/internal/serving"
+	"github.com/egressfleet/egress/fleet"
 	"github.com/egressfleet/egress/health"
 	"github.com/egressfleet/egress/internal/proxytest"
 	"github.com/egressfleet/egress/lease"
@@ -57,8 +59,10 @@ type rig struct {
 	host      *local.Host
 	providers *fakeFile
 	store     *lease.Memory
+	inventory *leaseStore
 	timing    Timing
 
+	amend      func(*Reconciler)
 	reconciler *Reconciler
 	stop       func()
 }
@@ -72,10 +76,7 @@ func newRig(t *testing.T) *rig {
 	r.target = proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 	r.host = r.newHost("local", 0)
 	r.providers = &fakeFile{hash: "1", known: map[string]provider.Provider{"dev": r.provider(r.host)}}
-	store, err := lease.NewMemory(lease.MemoryConfig{Transport: endpoint.TransportConfig{TargetRoots: r.target.Roots}})
-	require.NoError(t, err)
-	r.store = store
-	t.Cleanup(store.Close)
+	r.newStore()
 	r.timing = Timing{
 		PollInterval: 50 * time.Millisecond, ReadyInterval: 200 * time.Millisecond, CallTimeout: 5 * time.Second,
 		BootTimeout: 30 * time.Second, UnhealthyTimeout: time.Second, DrainTimeout: time.Second,
@@ -83,6 +84,36 @@ func newRig(t *testing.T) *rig {
 	}
 	t.Cleanup(r.clean)
 	return r
+}
+
+// newStore gives the rig a store that knows nothing, as that of another process.
+func (r *rig) newStore() {
+	store, err := lease.NewMemory(lease.MemoryConfig{Transport: endpoint.TransportConfig{TargetRoots: r.target.Roots}})
+	require.NoError(r.t, err)
+	r.store, r.inventory = store, &leaseStore{Inventory: store}
+	r.t.Cleanup(store.Close)
+}
+
+// leaseStore is an inventory that can be down.
+type leaseStore struct {
+	lease.Inventory
+	down atomic.Bool
+}
+
+var errDown = errors.New("the database does not answer")
+
+func (s *leaseStore) Drain(ctx context.Context, id string) (int, error) {
+	if s.down.Load() {
+		return 0, errDown
+	}
+	return s.Inventory.Drain(ctx, id)
+}
+
+func (s *leaseStore) Remove(ctx context.Context, id string) error {
+	if s.down.Load() {
+		return errDown
+	}
+	return s.Inventory.Remove(ctx, id)
 }
 
 func (r *rig) newHost(name string, capacity int) *local.Host {
@@ -93,7 +124,11 @@ func (r *rig) newHost(name string, capacity int) *local.Host {
 }
 
 func (r *rig) provider(host *local.Host) provider.Provider {
-	p, err := local.New(local.Config{Host: host, Username: "crawler", Password: "secret"})
+	p, err := local.New(local.Config{Host: host, Credentials: func(uid string) (string, string) {
+		password, err := fleet.DerivePassword(rigKey, uid)
+		require.NoError(r.t, err)
+		return squidUser, password
+	}})
 	require.NoError(r.t, err)
 	return p
 }
@@ -112,12 +147,15 @@ func (r *rig) start() {
 	require.NoError(r.t, err)
 	serve, err := serving.New(serving.Config{
 		Health:    health.EngineConfig{Probe: prober.Probe, Interval: 100 * time.Millisecond, EdgeInterval: 20 * time.Millisecond, InitialJitter: -1},
-		Inventory: r.store,
+		Inventory: r.inventory,
 	})
 	require.NoError(r.t, err)
 	r.reconciler = &Reconciler{
 		Client: &interrupted{Client: mgr.GetClient(), rig: r}, Live: r.c, Events: mgr.GetEventRecorder("test"),
 		Providers: r.providers, Serving: serve, Tag: rigTag, Key: rigKey, Timing: r.timing,
+	}
+	if r.amend != nil {
+		r.amend(r.reconciler)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	require.NoError(r.t, r.reconciler.SetupWithManager(ctx, mgr))
@@ -247,6 +285,30 @@ func (r *rig) machines(hosts ...*local.Host) (list []provider.Instance) {
 		list = append(list, got...)
 	}
 	return list
+}
+
+// endpoint is what is leased of the Proxy.
+func (r *rig) endpoint(px *v1alpha1.Proxy) endpoint.Endpoint {
+	r.t.Helper()
+	all, err := r.store.List(context.Background())
+	require.NoError(r.t, err)
+	for _, s := range all {
+		if s.Endpoint.ID == px.Namespace+"/"+px.Name {
+			return s.Endpoint
+		}
+	}
+	require.FailNow(r.t, "not leased", px.Name)
+	return endpoint.Endpoint{}
+}
+
+// leasable waits until something is leased.
+func (r *rig) leasable() {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patient)
+	defer cancel()
+	l, err := r.store.Acquire(ctx, lease.Request{Holder: "test"})
+	require.NoError(r.t, err)
+	require.NoError(r.t, l.Release(ctx))
 }
 
 // events waits for an event of that reason, and returns its note.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +25,12 @@ const (
 	keyUserData = "user-data"
 	keyUsername = "username"
 	keyPassword = "password"
+)
+
+// What a machine is told of its owner.
+const (
+	metadataNamespace = "namespace"
+	metadataProxy     = "proxy"
 )
 
 // squidUser is the user of a Squid that the operator installs.
@@ -79,7 +87,7 @@ func (p *pass) request(prov provider.Provider, w wanted) (provider.CreateRequest
 	m := p.px.Status.Machine
 	req := provider.CreateRequest{
 		UID: m.UID, Tag: p.r.Tag, Placement: placement(m.Placement), UserData: w.userData,
-		Metadata: map[string]string{"namespace": p.px.Namespace, "proxy": clip(p.px.Name, 253)},
+		Metadata: map[string]string{metadataNamespace: p.px.Namespace, metadataProxy: p.px.Name},
 	}
 	if len(w.userData) > 0 || hasEndpoint(prov) {
 		return req, nil
@@ -99,12 +107,21 @@ func (p *pass) request(prov provider.Provider, w wanted) (provider.CreateRequest
 func (p *pass) endpoint(prov provider.Provider, in provider.Instance, w wanted) (endpoint.Endpoint, error) {
 	m := p.px.Status.Machine
 	ep, err := endpointOf(prov, p.r.Key, m, in, w)
-	if err != nil {
-		return ep, err
-	}
-	ep.ID, ep.Generation = p.id, uint64(p.px.Status.Incarnation)
+	return p.described(ep), err
+}
+
+// recordedEndpoint is the proxy of the record, as the status says where it is.
+func (p *pass) recordedEndpoint(w wanted) (endpoint.Endpoint, error) {
+	url, err := machineURL(p.r.Key, p.px.Status.Machine, p.px.Status.Address, w)
+	return p.described(endpoint.Endpoint{URL: url}), err
+}
+
+// described is the endpoint with what is known of its machine.
+func (p *pass) described(ep endpoint.Endpoint) endpoint.Endpoint {
+	m := p.px.Status.Machine
+	ep.ID, ep.Generation = p.id, p.generation()
 	ep.Attributes = p.attributes(map[string]string{"provider": m.Provider, "zone": m.Placement.Zone, "region": m.Placement.Region})
-	return ep, nil
+	return ep
 }
 
 func endpointOf(prov provider.Provider, key []byte, m *v1alpha1.Machine, in provider.Instance, w wanted) (endpoint.Endpoint, error) {
@@ -114,16 +131,20 @@ func endpointOf(prov provider.Provider, key []byte, m *v1alpha1.Machine, in prov
 	if !in.Address().IsValid() {
 		return endpoint.Endpoint{}, errors.New("the machine has no address")
 	}
+	url, err := machineURL(key, m, net.JoinHostPort(in.Address().String(), strconv.Itoa(int(m.Port))), w)
+	return endpoint.Endpoint{URL: url}, err
+}
+
+func machineURL(key []byte, m *v1alpha1.Machine, hostport string, w wanted) (endpoint.URL, error) {
 	username, password := w.username, w.password
 	if len(w.userData) == 0 {
 		var err error
 		username = squidUser
 		if password, err = fleet.DerivePassword(key, m.UID); err != nil {
-			return endpoint.Endpoint{}, err
+			return endpoint.URL{}, err
 		}
 	}
-	url, err := endpoint.NewURL("http", net.JoinHostPort(in.Address().String(), strconv.Itoa(int(m.Port))), username, password)
-	return endpoint.Endpoint{URL: url}, err
+	return endpoint.NewURL("http", hostport, username, password)
 }
 
 // endpointer is a provider that knows the proxy on its instances, as local and
@@ -156,4 +177,15 @@ func placement(p v1alpha1.Placement) provider.Placement {
 	return provider.Placement{Region: p.Region, Zone: p.Zone, MachineType: p.MachineType, Image: p.Image}
 }
 
-func clip(s string, n int) string { return s[:min(len(s), n)] }
+// clip is the text as JSON can hold it, and at most n bytes of it. What the API server
+// would change would be written again at every look.
+func clip(s string, n int) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= n {
+		return s
+	}
+	for !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}

@@ -34,6 +34,9 @@ type Server struct {
 	// PodLabels are those by which the other replicas are found.
 	Pod       types.NamespacedName
 	PodLabels map[string]string
+	// Leads, if set, tells whether this process is sure to lead. While it is not, no
+	// label is touched: they may be another leader's.
+	Leads func() bool
 	// Client is uncached.
 	Client client.Client
 	// Ready, if set, is told the address when it listens.
@@ -66,9 +69,11 @@ func (s *Server) Start(ctx context.Context) error {
 		s.Ready(listener.Addr())
 	}
 	labelling := make(chan struct{})
+	claiming, stop := context.WithCancel(ctx)
+	defer stop()
 	go func() {
 		defer close(labelling)
-		s.claim(ctx)
+		s.claim(claiming)
 	}()
 	select {
 	case err = <-done:
@@ -77,6 +82,7 @@ func (s *Server) Start(ctx context.Context) error {
 	// Whoever leads next serves next: nobody shall find this one any more.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 	defer cancel()
+	stop()
 	<-labelling
 	if s.Pod.Name != "" {
 		s.log(s.label(end, s.Pod, false), s.Pod)
@@ -99,7 +105,9 @@ func (s *Server) claim(ctx context.Context) {
 	}
 	for {
 		wait := time.Minute
-		if err := s.claimOnce(ctx); err != nil {
+		if s.Leads != nil && !s.Leads() {
+			wait = 2 * time.Second
+		} else if err := s.claimOnce(ctx); err != nil {
 			wait = 2 * time.Second
 			if ctx.Err() == nil {
 				s.log(err, s.Pod)

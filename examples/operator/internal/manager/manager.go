@@ -18,12 +18,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,6 +114,7 @@ type system struct {
 	hooks  Hooks
 	log    logr.Logger
 	mgr    ctrl.Manager
+	term   *term         // nil without an election
 	live   client.Client // uncached
 	key    []byte
 	store  leaseStore
@@ -167,6 +172,11 @@ func (s *system) newManager(cfg *rest.Config) (err error) {
 		namespaces[ns] = cache.Config{}
 	}
 	scheme := Scheme()
+	lock, err := s.newTerm(cfg)
+	if err != nil {
+		return err
+	}
+	lease, deadline, retry := leaseDuration, renewDeadline, retryPeriod
 	s.mgr, err = ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: scheme,
 		Logger: s.log,
@@ -183,6 +193,11 @@ func (s *system) newManager(cfg *rest.Config) (err error) {
 		LeaderElectionID:              ElectionID,
 		LeaderElectionNamespace:       s.o.PodNamespace,
 		LeaderElectionReleaseOnCancel: true, // nothing runs on after Run
+		LeaseDuration:                 &lease,
+		RenewDeadline:                 &deadline,
+		RetryPeriod:                   &retry,
+
+		LeaderElectionResourceLockInterface: lock,
 	})
 	if err != nil {
 		return err
@@ -190,6 +205,29 @@ func (s *system) newManager(cfg *rest.Config) (err error) {
 	s.live, err = client.New(cfg, client.Options{Scheme: scheme, Mapper: s.mgr.GetRESTMapper(), HTTPClient: s.mgr.GetHTTPClient()})
 	return err
 }
+
+// newTerm is the lock of the election, nil without one. Its holder is told by the pod's
+// name, and by a part that no other process has.
+func (s *system) newTerm(cfg *rest.Config) (resourcelock.Interface, error) {
+	if !s.o.LeaderElect {
+		return nil, nil
+	}
+	cfg = rest.AddUserAgent(rest.CopyConfig(cfg), "leader-election")
+	cfg.Timeout = renewDeadline / 2 // one request that hangs loses no leadership
+	clients, err := coordinationclient.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.term = &term{Interface: &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: s.o.PodNamespace, Name: ElectionID},
+		Client:     clients,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: s.o.PodName + "_" + string(uuid.NewUUID())},
+	}}
+	return s.term, nil
+}
+
+// leads tells whether this process is sure to lead, or the only one.
+func (s *system) leads() bool { return s.term == nil || s.term.leads() }
 
 func (s *system) openProviders() (err error) {
 	cfg := providers.Config{
@@ -248,7 +286,9 @@ func (s *system) openServing() error {
 		}
 		engine.Targets = append(engine.Targets, health.Target{Name: url, Probe: prober.Probe})
 	}
-	if s.serve, err = serving.New(serving.Config{Health: engine, Inventory: s.store, Logger: s.log.WithName("serving")}); err != nil {
+	if s.serve, err = serving.New(serving.Config{
+		Health: engine, Inventory: s.store, Withheld: !s.shared(), Logger: s.log.WithName("serving"),
+	}); err != nil {
 		return err
 	}
 	s.closes = append(s.closes, s.serve.Close)
@@ -275,8 +315,12 @@ func (s *system) openDiscovery() error {
 	if s.o.DiscoveryCert == "" {
 		s.log.Info("WARNING: the discovery API speaks plain HTTP, and its answers hold the proxies' passwords: let a network policy or a mesh guard it, or set --discovery-tls-cert")
 	}
+	store := lease.Store(s.store)
+	if !s.shared() {
+		store = discovery.WhileLeading(store, s.leads)
+	}
 	s.lease, err = leasehttp.NewHandler(leasehttp.HandlerConfig{
-		Store: s.store, Clients: clients, Anonymous: len(clients) == 0, Logger: s.log.WithName("discovery"),
+		Store: store, Clients: clients, Anonymous: len(clients) == 0, Logger: s.log.WithName("discovery"),
 	})
 	if err != nil {
 		return fmt.Errorf("the discovery API: %w", err)
@@ -295,7 +339,7 @@ func (s *system) build(ctx context.Context) error {
 			PollInterval: s.o.PollInterval, ReadyInterval: s.o.ReadyInterval, BootTimeout: s.o.BootTimeout,
 			UnhealthyTimeout: s.o.UnhealthyTimeout, DrainTimeout: s.o.DrainTimeout,
 		},
-		MaxConcurrent: s.o.MaxConcurrent,
+		MaxConcurrent: s.o.MaxConcurrent, Leads: s.leads,
 	}
 	if s.hooks.Tracer != nil {
 		r.Trace = tracing.Controller(s.hooks.Tracer)
@@ -310,7 +354,7 @@ func (s *system) build(ctx context.Context) error {
 	if s.o.OrphanInterval >= 0 {
 		runnables = append(runnables, &controller.Orphans{
 			Live: s.live, Namespaces: s.o.namespaces(), Providers: s.provs, Tag: s.o.Tag,
-			Interval: s.o.OrphanInterval, Grace: s.o.OrphanGrace, MaxPercent: s.o.OrphanMaxPercent, Logger: s.log.WithName("orphans"),
+			Interval: s.o.OrphanInterval, Grace: s.o.OrphanGrace, MaxPercent: s.o.OrphanMaxPercent, Leads: s.leads, Logger: s.log.WithName("orphans"),
 		})
 	}
 	if s.lease != nil {
@@ -330,6 +374,9 @@ func (s *system) discovery() *discovery.Server {
 		Handler: s.lease, Shared: s.shared(), PodLabels: ManagerLabels, Client: s.live,
 		Ready: s.hooks.Discovery, Logger: s.log.WithName("discovery"),
 	}
+	if !s.shared() {
+		server.Leads = s.leads
+	}
 	if s.o.PodNamespace != "" && s.o.PodName != "" {
 		server.Pod = types.NamespacedName{Namespace: s.o.PodNamespace, Name: s.o.PodName}
 	}
@@ -343,19 +390,28 @@ func (s *system) lead(ctx context.Context) error {
 		s.hooks.Elected()
 	}
 	go s.serve.Follow(ctx)
-	if wait := cmp.Or(s.o.TakeoverDelay, s.o.LeaseMaxTTL); s.followsAnother(ctx) && wait > 0 {
-		s.log.Info("leasing begins when the leases of the former leader have run out", "after", wait.String())
-		s.serve.Withhold(ctx, wait)
+	if !s.shared() {
+		s.serve.Withhold(ctx, s.takeover(ctx))
 	}
 	<-ctx.Done()
 	return nil
 }
 
+// takeover is how long leases of a former leader may still be used.
+func (s *system) takeover(ctx context.Context) time.Duration {
+	if !s.followsAnother(ctx) {
+		return 0
+	}
+	wait := cmp.Or(s.o.TakeoverDelay, s.o.LeaseMaxTTL)
+	s.log.Info("leasing begins when the leases of the former leader have run out", "after", wait.String())
+	return wait
+}
+
 // followsAnother tells whether there was a leader before, whose leases this process
 // does not know. When in doubt there was.
 func (s *system) followsAnother(ctx context.Context) bool {
-	if s.shared() || !s.o.LeaderElect {
-		return false
+	if !s.o.LeaderElect {
+		return s.o.TakeoverDelay > 0
 	}
 	var election coordinationv1.Lease
 	err := s.live.Get(ctx, types.NamespacedName{Namespace: s.o.PodNamespace, Name: ElectionID}, &election)

@@ -76,7 +76,7 @@ func (o *Options) Bind(fs *flag.FlagSet) {
 	fs.StringVar(&o.DiscoveryKey, "discovery-tls-key", "", "its key")
 	fs.DurationVar(&o.LeaseTTL, "lease-ttl", time.Minute, "the length of a lease whose request names none")
 	fs.DurationVar(&o.LeaseMaxTTL, "lease-max-ttl", 5*time.Minute, "the most that is granted at once; a lease may be renewed")
-	fs.DurationVar(&o.TakeoverDelay, "lease-takeover-delay", 0, "how long a new leader leases nothing, until leases of the former one have run out; only without Redis (default --lease-max-ttl)")
+	fs.DurationVar(&o.TakeoverDelay, "lease-takeover-delay", 0, "how long a new leader leases nothing, until leases of the former one have run out; only without Redis (default --lease-max-ttl, and none without an election)")
 	fs.IntVar(&o.MaxHolders, "lease-max-holders", 1, "how many may hold a proxy at a time")
 	fs.BoolVar(&o.RedisFresh, "redis-fresh", false, "an empty database is a new fleet, and has not lost its data: for the first start alone")
 	fs.Func("probe-url", "a page over https that proves a proxy; may be repeated; required", appendTo(&o.ProbeURLs))
@@ -151,8 +151,8 @@ func (o *Options) Validate() error {
 	if _, err := o.redis(); err != nil {
 		errs = append(errs, err)
 	}
-	if o.OrphanMaxPercent < 0 || o.OrphanMaxPercent > 100 {
-		errs = append(errs, fmt.Errorf("--orphan-max-percent: %d is not from 0 to 100", o.OrphanMaxPercent))
+	if o.OrphanMaxPercent < 1 || o.OrphanMaxPercent > 100 {
+		errs = append(errs, fmt.Errorf("--orphan-max-percent: %d is not from 1 to 100; --orphan-interval=-1s sweeps nothing", o.OrphanMaxPercent))
 	}
 	return errors.Join(errs...)
 }

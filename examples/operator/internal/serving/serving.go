@@ -30,6 +30,8 @@ import (
 type Config struct {
 	Health    health.EngineConfig
 	Inventory lease.Inventory
+	// Withheld has nothing leased until Withhold has returned.
+	Withheld bool
 	// Logger gets what the inventory refuses, at V(1).
 	Logger logr.Logger
 }
@@ -37,12 +39,12 @@ type Config struct {
 // Serving is an engine and an inventory that hold the same endpoints. It is safe
 // for concurrent use.
 type Serving struct {
-	cfg           Config
-	engine        *health.Engine
-	changes       chan event.GenericEvent
-	withheldUntil atomic.Int64 // UnixNano
-	ctx           context.Context
-	cancel        context.CancelFunc
+	cfg      Config
+	engine   *health.Engine
+	changes  chan event.GenericEvent
+	withheld atomic.Bool
+	ctx      context.Context
+	cancel   context.CancelFunc
 }
 
 // pending is how many verdicts may wait for the controller. One that finds no room
@@ -54,6 +56,7 @@ var errBehind = errors.New("the controller is behind: the verdict is told again 
 // New returns a Serving without endpoints. Close it.
 func New(cfg Config) (*Serving, error) {
 	s := &Serving{cfg: cfg, changes: make(chan event.GenericEvent, pending)}
+	s.withheld.Store(cfg.Withheld)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	cfg.Health.OnTransition, cfg.Health.OnEgressChange = s.onTransition, s.onEgressChange
 	engine, err := health.NewEngine(cfg.Health)
@@ -92,12 +95,13 @@ func (s *Serving) Follow(ctx context.Context) {
 // leader gave, and that this one knows nothing of, run out meanwhile. It returns
 // when that time, or ctx, is over.
 func (s *Serving) Withhold(ctx context.Context, d time.Duration) {
-	s.withheldUntil.Store(time.Now().Add(d).UnixNano())
+	s.withheld.Store(true)
 	select {
 	case <-ctx.Done():
 		return
 	case <-time.After(d):
 	}
+	s.withheld.Store(false)
 	for _, status := range s.engine.Snapshot() {
 		if err := s.pass(status.Endpoint.ID, status.Verdict); err != nil {
 			s.cfg.Logger.V(1).Info("verdict was not taken", "endpoint", status.Endpoint.ID, "error", err.Error())
@@ -130,6 +134,12 @@ func (s *Serving) Verdict(id string, generation uint64) endpoint.Verdict {
 	return status.Verdict
 }
 
+// Knows tells whether an endpoint's generation is probed and leased here.
+func (s *Serving) Knows(id string, generation uint64) bool {
+	status, ok := s.engine.Get(id)
+	return ok && status.Endpoint.Generation == generation
+}
+
 // Drain ends the leasing of an endpoint and returns how many leases are held.
 func (s *Serving) Drain(ctx context.Context, id string) (held int, err error) {
 	held, err = s.cfg.Inventory.Drain(ctx, id)
@@ -151,7 +161,7 @@ func same(a, b endpoint.Endpoint) bool {
 
 // pass tells the inventory of a verdict, unless it is one that must wait.
 func (s *Serving) pass(id string, v endpoint.Verdict) error {
-	if v.Health == endpoint.Unknown || v.Health == endpoint.Healthy && time.Now().UnixNano() < s.withheldUntil.Load() {
+	if v.Health == endpoint.Unknown || v.Health == endpoint.Healthy && s.withheld.Load() {
 		return nil
 	}
 	err := s.cfg.Inventory.SetVerdict(s.ctx, id, v)

@@ -26,12 +26,16 @@ type rig struct {
 	late  atomic.Int64 // how long a probe takes
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T, amend ...func(*serving.Config)) *rig {
 	r := &rig{}
 	var err error
 	r.store, err = lease.NewMemory(lease.MemoryConfig{})
 	require.NoError(t, err)
-	r.Serving, err = serving.New(serving.Config{Inventory: r.store, Health: health.EngineConfig{Probe: r.probe, InitialJitter: -1}})
+	cfg := serving.Config{Inventory: r.store, Health: health.EngineConfig{Probe: r.probe, InitialJitter: -1}}
+	for _, f := range amend {
+		f(&cfg)
+	}
+	r.Serving, err = serving.New(cfg)
 	require.NoError(t, err)
 	return r
 }
@@ -122,6 +126,21 @@ func TestWithhold(t *testing.T) {
 		assert.False(t, r.leasable(t))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
+		assert.True(t, r.leasable(t))
+	})
+}
+
+// What begins withheld is not leased before it is said how long that lasts, however long
+// it takes to find out.
+func TestBeginsWithheld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *serving.Config) { c.Withheld = true })
+		defer r.close()
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		<-r.Changes()
+		time.Sleep(time.Hour)
+		assert.False(t, r.leasable(t))
+		r.Withhold(t.Context(), 0)
 		assert.True(t, r.leasable(t))
 	})
 }
