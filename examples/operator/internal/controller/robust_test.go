@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
+	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
 )
@@ -53,7 +54,7 @@ func TestLostSightOfCountsFromItsBeginning(t *testing.T) {
 	r := newRig(t)
 	cloud := &sayer{Provider: r.provider(r.host)}
 	r.providers.known["dev"] = cloud
-	r.timing.BootTimeout, r.timing.UnhealthyTimeout = 4*time.Second, time.Hour
+	r.timing.BootTimeout, r.timing.UnhealthyTimeout = 6*time.Second, time.Hour
 	r.start()
 	px := r.make("one")
 	time.Sleep(r.timing.BootTimeout)
@@ -65,9 +66,9 @@ func TestLostSightOfCountsFromItsBeginning(t *testing.T) {
 	})
 	time.Sleep(r.timing.BootTimeout / 2)
 	now := r.get(px)
-	assert.Equal(t, int64(1), now.Status.Incarnation)
+	assert.Equal(t, px.Status.Incarnation, now.Status.Incarnation)
 	assert.Nil(t, now.Status.Machine.Ending, "it has its time")
-	r.until(px, "replaced", func(px *v1alpha1.Proxy) bool { return px.Status.Incarnation == 2 })
+	r.until(px, "replaced", func(now *v1alpha1.Proxy) bool { return now.Status.Incarnation > px.Status.Incarnation })
 	r.event(px, "BootTimeout")
 }
 
@@ -76,13 +77,13 @@ func TestHealthyOutlivesTheBootTimeout(t *testing.T) {
 	r := newRig(t)
 	cloud := &sayer{Provider: r.provider(r.host)}
 	r.providers.known["dev"] = cloud
-	r.timing.BootTimeout = time.Second
+	r.timing.BootTimeout = 4 * time.Second
 	r.start()
 	px := r.make("one")
 	cloud.state.Store(provider.StateUnknown)
-	time.Sleep(3 * r.timing.BootTimeout)
+	time.Sleep(2 * r.timing.BootTimeout)
 	now := r.get(px)
-	assert.Equal(t, int64(1), now.Status.Incarnation)
+	assert.Equal(t, px.Status.Incarnation, now.Status.Incarnation)
 	assert.Equal(t, v1alpha1.PhaseReady, now.Status.Phase)
 }
 
@@ -101,7 +102,7 @@ func TestRestartWhileTheProviderIsSilent(t *testing.T) {
 			r := newRig(t)
 			cloud := &sayer{Provider: r.provider(r.host)}
 			r.providers.known["dev"] = cloud
-			r.timing.BootTimeout = 2 * time.Second
+			r.timing.BootTimeout = 4 * time.Second
 			r.start()
 			px := r.make("one")
 			r.stop()
@@ -112,7 +113,7 @@ func TestRestartWhileTheProviderIsSilent(t *testing.T) {
 			r.leasable()
 			time.Sleep(r.timing.BootTimeout)
 			now := r.get(px)
-			assert.Equal(t, int64(1), now.Status.Incarnation)
+			assert.Equal(t, px.Status.Incarnation, now.Status.Incarnation)
 			assert.Equal(t, v1alpha1.PhaseReady, now.Status.Phase)
 
 			require.NoError(t, r.host.Inject(px.Status.ProviderID, local.Refuse))
@@ -231,6 +232,27 @@ func TestPausedMachineStops(t *testing.T) {
 	before := r.writes()
 	time.Sleep(5 * r.timing.ReadyInterval)
 	assert.LessOrEqual(t, r.writes()-before, 2)
+	assert.Equal(t, px.Status.Machine.UID, r.get(px).Status.Machine.UID)
+	r.edit(px, func(px *v1alpha1.Proxy) { delete(px.Annotations, v1alpha1.AnnotationPaused) })
+	r.until(px, "replaced", func(px *v1alpha1.Proxy) bool {
+		return px.Status.Incarnation == 2 && px.Status.Phase == v1alpha1.PhaseReady
+	})
+}
+
+// A replacement that was decided on waits for the pause to end.
+func TestPauseInTheMiddleOfAReplacement(t *testing.T) {
+	r := newRig(t)
+	r.timing.DrainTimeout = time.Hour
+	r.start()
+	px := r.make("one")
+	l, err := r.store.Acquire(t.Context(), lease.Request{Holder: "test"})
+	require.NoError(t, err)
+	r.edit(px, func(px *v1alpha1.Proxy) { px.Spec.Port = 4444 })
+	r.until(px, "draining", func(px *v1alpha1.Proxy) bool { return condition(px, "Provisioned").Reason == "Draining" })
+	r.annotate(px, v1alpha1.AnnotationPaused, "true")
+	r.until(px, "Paused", func(px *v1alpha1.Proxy) bool { return condition(px, "Paused").Status == metav1.ConditionTrue })
+	require.NoError(t, l.Release(t.Context()))
+	time.Sleep(5 * r.timing.ReadyInterval)
 	assert.Equal(t, px.Status.Machine.UID, r.get(px).Status.Machine.UID)
 	r.edit(px, func(px *v1alpha1.Proxy) { delete(px.Annotations, v1alpha1.AnnotationPaused) })
 	r.until(px, "replaced", func(px *v1alpha1.Proxy) bool {
