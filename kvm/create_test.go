@@ -454,7 +454,7 @@ func TestCancelAtEveryCall(t *testing.T) {
 			// The connection is given up while the call that hung is in it: one that
 			// comes in that moment fails, as something that may heal.
 			again(t, func() error { return r.Delete(testContext(t), id) })
-			id = mustCreate(t, r, r.Provider, request("u1"))
+			again(t, func() (err error) { id, err = r.Create(testContext(t), request("u1")); return err })
 			require.NoError(t, r.Delete(testContext(t), id))
 			requireOnlyBase(t, r)
 		})
