@@ -124,7 +124,7 @@ const (
 var (
 	projectPattern    = regexp.MustCompile(`^(?:[-a-z0-9.]+:)?(?:[0-9]{1,19}|[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)$`)
 	namePattern       = regexp.MustCompile(`^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$`)
-	zonePattern       = regexp.MustCompile(`^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?-[a-z]$`)
+	zonePattern       = regexp.MustCompile(`^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?-(?:[a-z]|ai[0-9]+[a-z])$`)
 	typePattern       = regexp.MustCompile(`^[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelKeyPattern   = regexp.MustCompile(`^[\p{Ll}\p{Lo}][\p{Ll}\p{Lo}\p{N}_-]{0,62}$`)
 	labelValuePattern = regexp.MustCompile(`^[\p{Ll}\p{Lo}\p{N}_-]{0,63}$`)

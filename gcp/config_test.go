@@ -48,6 +48,12 @@ func TestValidateTellsEveryProblem(t *testing.T) {
 	assert.ErrorContains(t, gcp.Config{}.Validate(), "project: give the ID")
 }
 
+// Zones of a region are letters, and those for accelerators "ai" and a number before.
+func TestZonesOfAnyFormAreTaken(t *testing.T) {
+	cfg := gcp.Config{Project: "my-project", Zones: []string{"europe-west1-b", "northamerica-northeast2-c", "us-central1-ai1a"}}
+	assert.NoError(t, cfg.Validate())
+}
+
 func TestNewCopiesItsConfiguration(t *testing.T) {
 	r := newRig(t, nil)
 	zones := r.cfg.Zones

@@ -102,6 +102,7 @@ type tardy struct {
 	mu      sync.Mutex
 	pending []provider.CreateRequest
 	refused error
+	silent  bool // Explain fails
 }
 
 func (s *tardy) Unwrap() provider.Provider { return s.Provider }
@@ -116,6 +117,9 @@ func (s *tardy) Create(_ context.Context, req provider.CreateRequest) (string, e
 func (s *tardy) Explain(context.Context, string) (cause, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.silent {
+		return nil, &provider.Error{Class: provider.ErrPermanent, Code: "Forbidden", Err: errors.New("operations may not be read")}
+	}
 	if len(s.pending) > 0 && s.refused == nil {
 		return &provider.Error{Class: provider.ErrTransient, Code: provider.CodeInFlight, Err: errors.New("it is being made")}, nil
 	}

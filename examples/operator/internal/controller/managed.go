@@ -305,9 +305,7 @@ func reasonOf(in provider.Instance) string {
 // a reason why there can be none.
 func (p *pass) vanished(ctx context.Context, prov provider.Provider, w wanted, readable bool) (time.Duration, error) {
 	st := &p.px.Status
-	call, cancel := p.call(ctx)
-	defer cancel()
-	cause, _ := provider.Explain(call, prov, st.ProviderID)
+	cause := p.whyAbsent(ctx, prov)
 	if provider.HasCode(cause, provider.CodeInFlight) {
 		return p.boot(ctx, prov, provider.Instance{State: provider.StateProvisioning, Reason: cause.Error()}, w, readable)
 	}
@@ -331,6 +329,19 @@ func (p *pass) vanished(ctx context.Context, prov provider.Provider, w wanted, r
 	}
 	p.forget()
 	return p.dropEndpoint(ctx)
+}
+
+// whyAbsent is what the provider knows of a machine that is not found. One that it was
+// just asked for and cannot tell of may still come.
+func (p *pass) whyAbsent(ctx context.Context, prov provider.Provider) error {
+	m := p.px.Status.Machine
+	call, cancel := p.call(ctx)
+	defer cancel()
+	cause, err := provider.Explain(call, prov, p.px.Status.ProviderID)
+	if err != nil && !m.Served && p.now().Sub(m.Since.Time) < p.r.Timing.CreateTimeout {
+		return &provider.Error{Class: provider.ErrTransient, Code: provider.CodeInFlight, Err: fmt.Errorf("nobody can tell what became of it: %w", err)}
+	}
+	return cause
 }
 
 // dropEndpoint takes the endpoint out of probing and leasing.

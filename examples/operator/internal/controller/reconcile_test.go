@@ -334,6 +334,24 @@ func TestAcceptedAndNotThereYet(t *testing.T) {
 	assert.Len(t, r.machines(), 1, "the late one was deleted")
 }
 
+// Where nobody can tell what became of what was accepted, it may still come, for a
+// while.
+func TestAcceptedAndNobodyCanTell(t *testing.T) {
+	r := newRig(t)
+	cloud := &tardy{Provider: r.provider(r.host), silent: true}
+	r.providers.known["dev"] = cloud
+	r.start()
+	px := r.proxy("one")
+	require.NoError(t, r.c.Create(t.Context(), px))
+	r.until(px, "told", func(px *v1alpha1.Proxy) bool {
+		return strings.Contains(condition(px, "Provisioned").Message, "nobody can tell")
+	})
+	require.NoError(t, cloud.land(t.Context()))
+	px = r.ready(px)
+	assert.Equal(t, int64(1), px.Status.Incarnation)
+	assert.Len(t, r.machines(), 1)
+}
+
 // What was accepted and then refused for want of room backs off as a refusal at once.
 func TestRefusedAfterItWasAccepted(t *testing.T) {
 	r := newRig(t)

@@ -165,7 +165,7 @@ func (p *pass) remove(ctx context.Context, prov provider.Provider) (gone bool, w
 
 // gone follows ErrNotFound: it is gone, unless it is still on its way.
 func (p *pass) gone(ctx context.Context, prov provider.Provider) (bool, time.Duration, error) {
-	cause, _ := provider.Explain(ctx, prov, p.px.Status.ProviderID)
+	cause := p.whyAbsent(ctx, prov)
 	if !provider.HasCode(cause, provider.CodeInFlight) {
 		return true, 0, nil
 	}
