@@ -53,7 +53,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench: -run:", err)
 		os.Exit(2)
 	}
-	all := slices.DeleteFunc(slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets, uploadTargets, machineTargets, redisTargets),
+	all := slices.DeleteFunc(slices.Concat(leaseTargets, engineTargets, seedTargets, probeTargets, uploadTargets, machineTargets, redisTargets, growthTargets),
 		func(t target) bool { return !pattern.MatchString(t.name) })
 	if *list {
 		for _, t := range all {
