@@ -117,7 +117,10 @@ func TestRestartWhileTheProviderIsSilent(t *testing.T) {
 			assert.Equal(t, v1alpha1.PhaseReady, now.Status.Phase)
 
 			require.NoError(t, r.host.Inject(px.Status.ProviderID, local.Refuse))
-			r.until(px, "Unhealthy", func(px *v1alpha1.Proxy) bool { return px.Status.Phase == v1alpha1.PhaseUnhealthy })
+			// Where it has been out of sight for the boot timeout, it is replaced at once.
+			r.until(px, "Unhealthy", func(now *v1alpha1.Proxy) bool {
+				return now.Status.Phase == v1alpha1.PhaseUnhealthy || now.Status.Incarnation > px.Status.Incarnation
+			})
 		})
 	}
 }
