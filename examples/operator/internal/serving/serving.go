@@ -9,6 +9,7 @@ package serving
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"maps"
 	"strings"
 	"sync/atomic"
@@ -43,6 +44,8 @@ type Serving struct {
 	engine   *health.Engine
 	changes  chan event.GenericEvent
 	withheld atomic.Bool
+	seed     maphash.Seed
+	turns    [64]chan struct{} // each of the endpoints whose IDs hash to it; see confirm
 	ctx      context.Context
 	cancel   context.CancelFunc
 }
@@ -55,7 +58,10 @@ var errBehind = errors.New("the controller is behind: the verdict is told again 
 
 // New returns a Serving without endpoints. Close it.
 func New(cfg Config) (*Serving, error) {
-	s := &Serving{cfg: cfg, changes: make(chan event.GenericEvent, pending)}
+	s := &Serving{cfg: cfg, changes: make(chan event.GenericEvent, pending), seed: maphash.MakeSeed()}
+	for i := range s.turns {
+		s.turns[i] = make(chan struct{}, 1)
+	}
 	s.withheld.Store(cfg.Withheld)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	cfg.Health.OnTransition, cfg.Health.OnEgressChange = s.onTransition, s.onEgressChange
@@ -103,7 +109,7 @@ func (s *Serving) Withhold(ctx context.Context, d time.Duration) {
 	}
 	s.withheld.Store(false)
 	for _, status := range s.engine.Snapshot() {
-		if err := s.pass(status.Endpoint.ID, status.Verdict); err != nil {
+		if err := s.confirm(status.Endpoint.ID); err != nil {
 			s.cfg.Logger.V(1).Info("verdict was not taken", "endpoint", status.Endpoint.ID, "error", err.Error())
 		}
 	}
@@ -119,7 +125,7 @@ func (s *Serving) Put(ctx context.Context, e endpoint.Endpoint) error {
 	if !known || !same(now.Endpoint, e) {
 		return s.engine.Put(e)
 	}
-	return s.pass(e.ID, now.Verdict)
+	return s.confirm(e.ID)
 }
 
 // ProbeNow asks for an early probe.
@@ -159,9 +165,20 @@ func same(a, b endpoint.Endpoint) bool {
 	return a.Generation == b.Generation && a.URL.Equal(b.URL) && maps.Equal(a.Attributes, b.Attributes)
 }
 
-// pass tells the inventory of a verdict, unless it is one that must wait.
-func (s *Serving) pass(id string, v endpoint.Verdict) error {
-	if v.Health == endpoint.Unknown || v.Health == endpoint.Healthy && s.withheld.Load() {
+// confirm tells the inventory what the engine says of an endpoint, unless that must
+// wait. Several may do so at a time, and each says what holds when it has its turn: so
+// the inventory is told of nothing older after something newer.
+func (s *Serving) confirm(id string) error {
+	turn := s.turns[maphash.String(s.seed, id)%uint64(len(s.turns))]
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+	status, ok := s.engine.Get(id)
+	v := status.Verdict
+	if !ok || v.Health == endpoint.Unknown || v.Health == endpoint.Healthy && s.withheld.Load() {
 		return nil
 	}
 	err := s.cfg.Inventory.SetVerdict(s.ctx, id, v)
@@ -173,7 +190,7 @@ func (s *Serving) pass(id string, v endpoint.Verdict) error {
 
 // onTransition passes a verdict on. The engine calls it, and again after an error.
 func (s *Serving) onTransition(t health.Transition) error {
-	if err := s.pass(t.Endpoint.ID, t.Verdict); err != nil {
+	if err := s.confirm(t.Endpoint.ID); err != nil {
 		return err
 	}
 	return s.tell(t.Endpoint.ID)
@@ -185,7 +202,7 @@ func (s *Serving) onEgressChange(c health.EgressChange) {
 	if !ok || status.Verdict.Health == endpoint.Unknown {
 		return // the verdict that follows will carry it
 	}
-	if err := s.pass(c.Endpoint.ID, status.Verdict); err != nil {
+	if err := s.confirm(c.Endpoint.ID); err != nil {
 		s.cfg.Logger.V(1).Info("egress address was not taken", "endpoint", c.Endpoint.ID, "error", err.Error())
 	}
 	_ = s.tell(c.Endpoint.ID)

@@ -18,10 +18,24 @@ import (
 	"github.com/egressfleet/egress/lease"
 )
 
+// slow is an inventory that takes its time over good news.
+type slow struct {
+	lease.Inventory
+	by atomic.Int64
+}
+
+func (s *slow) SetVerdict(ctx context.Context, id string, v endpoint.Verdict) error {
+	if v.Health == endpoint.Healthy {
+		time.Sleep(time.Duration(s.by.Load()))
+	}
+	return s.Inventory.SetVerdict(ctx, id, v)
+}
+
 // rig is a Serving whose probes a test decides.
 type rig struct {
 	*serving.Serving
 	store *lease.Memory
+	slow  *slow
 	fails atomic.Bool
 	late  atomic.Int64 // how long a probe takes
 }
@@ -31,7 +45,8 @@ func newRig(t *testing.T, amend ...func(*serving.Config)) *rig {
 	var err error
 	r.store, err = lease.NewMemory(lease.MemoryConfig{})
 	require.NoError(t, err)
-	cfg := serving.Config{Inventory: r.store, Health: health.EngineConfig{Probe: r.probe, InitialJitter: -1}}
+	r.slow = &slow{Inventory: r.store}
+	cfg := serving.Config{Inventory: r.slow, Health: health.EngineConfig{Probe: r.probe, InitialJitter: -1}}
 	for _, f := range amend {
 		f(&cfg)
 	}
@@ -107,6 +122,25 @@ func TestLateProbeOfAnEarlierMachineIsDropped(t *testing.T) {
 		require.NoError(t, r.Put(t.Context(), proxy(t, 2)))
 		time.Sleep(2 * time.Second)
 		assert.Equal(t, endpoint.Unknown, r.Verdict("crawl/one", 2).Health)
+		assert.False(t, r.leasable(t))
+	})
+}
+
+// Good news that a look brings while the proxy fails does not overtake the bad news.
+func TestAnOldVerdictOvertakesNoNewOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.close()
+		require.NoError(t, r.Put(t.Context(), proxy(t, 1)))
+		<-r.Changes()
+		r.slow.by.Store(int64(5 * time.Minute))
+		put := make(chan error, 1)
+		go func() { put <- r.Put(t.Context(), proxy(t, 1)) }()
+		synctest.Wait()
+		r.fails.Store(true)
+		require.NoError(t, <-put)
+		<-r.Changes()
+		assert.Equal(t, endpoint.Unhealthy, r.Verdict("crawl/one", 1).Health)
 		assert.False(t, r.leasable(t))
 	})
 }
