@@ -38,7 +38,6 @@ const (
 
 // The reasons of conditions and events.
 const (
-	ReasonWaiting          = "Waiting"
 	ReasonCreating         = "Creating"
 	ReasonBooting          = "Booting"
 	ReasonRunning          = "Running"
@@ -47,7 +46,6 @@ const (
 	ReasonLeasesUnknown    = "LeasesUnknown"
 	ReasonDeleting         = "Deleting"
 	ReasonDeleteFailed     = "DeleteFailed"
-	ReasonExternal         = "External"
 	ReasonHealthy          = "Healthy"
 	ReasonUnhealthy        = "Unhealthy"
 	ReasonUnprobed         = "Unprobed"
@@ -68,5 +66,4 @@ const (
 	ReasonReleased         = "Released"
 	ReasonCreated          = "Created"
 	ReasonDeleted          = "Deleted"
-	ReasonBackOff          = "BackOff"
 )

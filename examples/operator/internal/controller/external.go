@@ -19,7 +19,7 @@ func (p *pass) external(ctx context.Context) (time.Duration, error) {
 	ep, err := p.externalEndpoint(ctx)
 	if err != nil {
 		st.Phase, st.LastReason = v1alpha1.PhasePending, clip(err.Error(), 1024)
-		if p.notReady(metav1.ConditionFalse, v1alpha1.ReasonCredentialsError, err.Error()) {
+		if p.ready(metav1.ConditionFalse, v1alpha1.ReasonCredentialsError, err.Error()) {
 			p.warn(v1alpha1.ReasonCredentialsError, "ReadSecret", err.Error())
 		}
 		_, err = p.dropEndpoint(ctx)

@@ -20,11 +20,11 @@ const hashVersion = "1"
 // hashed is what makes a machine another one: what the user has set, and no
 // defaults, which may change with the operator.
 type hashed struct {
-	Placement *v1alpha1.Placement `json:"placement,omitempty"`
-	Port      int32               `json:"port,omitempty"`
-	UserData  []byte              `json:"userData,omitempty"`
-	Username  string              `json:"username,omitempty"`
-	Password  string              `json:"password,omitempty"`
+	Placement v1alpha1.Placement `json:"placement,omitzero"`
+	Port      int32              `json:"port,omitempty"`
+	UserData  []byte             `json:"userData,omitempty"`
+	Username  string             `json:"username,omitempty"`
+	Password  string             `json:"password,omitempty"`
 }
 
 // hash is a version, a colon, and a digest that tells nothing of the passwords in

@@ -97,7 +97,7 @@ func (p *pass) keepWithout(err error) {
 // record draws a UID and a place, and writes both down before anything is made.
 func (p *pass) record(ctx context.Context, prov provider.Provider, w wanted) (time.Duration, error) {
 	st := &p.px.Status
-	inputs := digest(p.r.Key, []byte(w.hash+p.r.Providers.Hash()))[:32]
+	inputs := w.inputs(p)
 	switch {
 	case st.FailedFor == inputs:
 		return p.r.Timing.ReadyInterval, nil // until the spec, the Secret or the file changes
@@ -134,10 +134,7 @@ func port(p int32) int32 {
 // place chooses a place for a new machine. Those that had no room lately are
 // avoided, until there is no other one.
 func (p *pass) place(ctx context.Context, prov provider.Provider, uid string) (v1alpha1.Placement, error) {
-	req := provider.PlaceRequest{UID: uid}
-	if spec := p.px.Spec.Placement; spec != nil {
-		req.Placement = placement(*spec)
-	}
+	req := provider.PlaceRequest{UID: uid, Placement: placement(p.wantedPlace())}
 	if b := p.px.Status.BackOff; b != nil {
 		for _, zone := range b.Avoid {
 			avoid := req.Placement
@@ -232,7 +229,7 @@ func (p *pass) noRoom(err error) {
 		st.BackOff.Avoid = nil
 		return
 	}
-	if spec := p.px.Spec.Placement; (spec == nil || spec.Zone == "") && m.Placement.Zone != "" && len(st.BackOff.Avoid) < maxAvoid {
+	if p.wantedPlace().Zone == "" && m.Placement.Zone != "" && len(st.BackOff.Avoid) < maxAvoid {
 		st.BackOff.Avoid = append(st.BackOff.Avoid, m.Placement.Zone)
 		st.BackOff.NextTry = p.stamp()
 	}
@@ -440,19 +437,19 @@ func (p *pass) judge() {
 		if v.EgressIP.IsValid() {
 			st.EgressIP = v.EgressIP.String()
 		}
-		if p.notReady(metav1.ConditionTrue, v1alpha1.ReasonHealthy, "a page was fetched through it") {
+		if p.ready(metav1.ConditionTrue, v1alpha1.ReasonHealthy, "a page was fetched through it") {
 			p.tell(v1alpha1.ReasonHealthy, "Probe", "a page was fetched through "+st.Address)
 		}
 	case endpoint.Unhealthy:
 		st.Phase = v1alpha1.PhaseUnhealthy
 		st.LastReason = clip(v.Reason, 1024)
-		if p.notReady(metav1.ConditionFalse, v1alpha1.ReasonUnhealthy, v.Reason) {
+		if p.ready(metav1.ConditionFalse, v1alpha1.ReasonUnhealthy, v.Reason) {
 			p.warn(v1alpha1.ReasonUnhealthy, "Probe", v.Reason)
 		}
 	default:
 		if ready := meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionReady); ready == nil || !p.judged(ready.Reason) {
 			st.Phase = v1alpha1.PhaseRunning
-			p.notReady(metav1.ConditionUnknown, v1alpha1.ReasonUnprobed, "it was not probed yet, or not often enough")
+			p.ready(metav1.ConditionUnknown, v1alpha1.ReasonUnprobed, "it was not probed yet, or not often enough")
 		}
 	}
 }
@@ -559,12 +556,4 @@ func (p *pass) replace(ctx context.Context, prov provider.Provider) (time.Durati
 		p.forget()
 	}
 	return wait, err
-}
-
-func asError(err error) *provider.Error {
-	var e *provider.Error
-	if errors.As(err, &e) {
-		return e
-	}
-	return nil
 }

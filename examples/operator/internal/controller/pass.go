@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/egressfleet/egress/examples/operator/api/v1alpha1"
 	"github.com/egressfleet/egress/examples/operator/internal/serving"
+	"github.com/egressfleet/egress/provider"
 )
 
 // pass is one look at one Proxy. Its steps change px.Status in memory and note
@@ -125,11 +127,12 @@ func (p *pass) since(kind string, status metav1.ConditionStatus) time.Time {
 // pending says why there is no machine, or none that runs.
 func (p *pass) pending(phase v1alpha1.Phase, reason, message string) bool {
 	p.px.Status.Phase = phase
-	p.notReady(metav1.ConditionFalse, reason, message)
+	p.ready(metav1.ConditionFalse, reason, message)
 	return p.condition(v1alpha1.ConditionProvisioned, metav1.ConditionFalse, reason, message)
 }
 
-func (p *pass) notReady(status metav1.ConditionStatus, reason, message string) bool {
+// ready says whether the proxy is, and why.
+func (p *pass) ready(status metav1.ConditionStatus, reason, message string) bool {
 	return p.condition(v1alpha1.ConditionReady, status, reason, message)
 }
 
@@ -172,7 +175,7 @@ func (p *pass) backOff(reason string, first time.Duration, err error) {
 	b.Failures++
 	b.Reason = reason
 	wait := min(first<<min(b.Failures-1, 16), p.r.Timing.MaxInterval)
-	if e := asError(err); e != nil {
+	if e, ok := errors.AsType[*provider.Error](err); ok {
 		wait = max(wait, e.RetryAfter)
 	}
 	b.NextTry = metav1.NewTime(p.now().Add(wait).Add(time.Second - 1).Truncate(time.Second))

@@ -132,6 +132,17 @@ func TestAttributesChangeKeepsTheMachine(t *testing.T) {
 	assert.Equal(t, px.Status.Machine.UID, r.get(px).Status.Machine.UID)
 }
 
+// An empty placement says as much as none.
+func TestEmptyPlacementKeepsTheMachine(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	px := r.make("one")
+	r.edit(px, func(px *v1alpha1.Proxy) { px.Spec.Placement = &v1alpha1.Placement{} })
+	now := r.until(px, "looked at", func(now *v1alpha1.Proxy) bool { return now.Status.ObservedGeneration > px.Generation })
+	assert.Equal(t, px.Status.Machine.UID, now.Status.Machine.UID)
+	assert.Nil(t, now.Status.Machine.Ending)
+}
+
 // A zone edit moves the machine: the old one, in the old zone, is deleted.
 func TestZoneEditLosesNoMachine(t *testing.T) {
 	r := newRig(t)

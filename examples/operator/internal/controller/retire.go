@@ -31,7 +31,7 @@ func (p *pass) finish(ctx context.Context) (time.Duration, error) {
 	}
 	if st.Phase != v1alpha1.PhaseTerminating {
 		st.Phase = v1alpha1.PhaseTerminating
-		p.notReady(metav1.ConditionFalse, v1alpha1.ReasonDeleting, "it is being deleted")
+		p.ready(metav1.ConditionFalse, v1alpha1.ReasonDeleting, "it is being deleted")
 	}
 	prov, err := p.r.Providers.Get(m.Provider)
 	if err != nil {

@@ -65,10 +65,19 @@ func (p *pass) wanted(ctx context.Context) (wanted, error) {
 		}
 	}
 	w.hash = hash(p.r.Key, hashed{
-		Placement: spec.Placement, Port: spec.Port,
+		Placement: p.wantedPlace(), Port: spec.Port,
 		UserData: w.userData, Username: w.username, Password: w.password,
 	})
 	return w, nil
+}
+
+// wantedPlace is what the spec says of the place. To say nothing and to say it by an
+// empty object is the same.
+func (p *pass) wantedPlace() v1alpha1.Placement {
+	if p.px.Spec.Placement == nil {
+		return v1alpha1.Placement{}
+	}
+	return *p.px.Spec.Placement
 }
 
 // secret reads a Secret from the cache, which holds labelled ones alone.
