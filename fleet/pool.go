@@ -19,7 +19,8 @@ type Pool struct {
 	Size int
 	// Request says what to make for a UID, see [Config.Request].
 	Request func(uid string) (provider.CreateRequest, error)
-	// MaxAge replaces proxies that are older, a few at a time; never if zero. Each
+	// MaxAge replaces proxies that are older; never if zero. It waits while one is
+	// unhealthy, and while a fifth of the fleet is missing or not healthy yet. Each
 	// has a limit of its own, up to a tenth shorter or longer, so that those that
 	// were made together do not end together.
 	MaxAge time.Duration

@@ -158,9 +158,13 @@ func (f *Fleet) rankLocked(m *member) int {
 // goes, proxies that stay unhealthy or are too old.
 func (f *Fleet) repairLocked(now time.Time) {
 	wanted := f.wantedLocked()
-	unhealthy, repairs, budget := 0, 0, share(wanted)
+	unhealthy, healthy, repairs, budget := 0, 0, 0, share(wanted)
 	for _, m := range f.members {
-		if m.phase == PhaseServing && m.verdict.Health != endpoint.Healthy {
+		switch {
+		case m.phase != PhaseServing:
+		case m.verdict.Health == endpoint.Healthy:
+			healthy++
+		default:
 			unhealthy++
 		}
 		if m.repair {
@@ -180,11 +184,14 @@ func (f *Fleet) repairLocked(now time.Time) {
 		}
 		reason := f.brokenFor(m, now)
 		confirmed := reason != "" && f.confirmed(m)
-		if reason == "" && unhealthy == 0 {
+		if reason == "" && unhealthy == 0 && wanted-healthy < budget {
 			reason = f.tooOld(m, now)
 			confirmed = reason != ""
 		}
 		if confirmed && repairs < budget {
+			if m.verdict.Health == endpoint.Healthy {
+				healthy--
+			}
 			m.repair = true
 			repairs++
 			f.replaceLocked(m, now, reason)
@@ -193,7 +200,7 @@ func (f *Fleet) repairLocked(now time.Time) {
 }
 
 // tooOld says that a member has reached its age, if so. Age waits until all that
-// serve are healthy.
+// serve are healthy, and until what replaces the last ones serves.
 func (f *Fleet) tooOld(m *member, now time.Time) string {
 	limit := m.pool.ageLimit(m.uid)
 	if limit == 0 || m.phase != PhaseServing || now.Sub(m.created) < limit {
