@@ -62,7 +62,7 @@ func newClients(ctx context.Context, cfg Config) (*clients, error) {
 	wrapped := *client
 	wrapped.Transport = c.wire
 	if err := c.dial(ctx, &wrapped, endpoint); err != nil {
-		return nil, permanent(codeCredentialsInvalid, "the client cannot be made: %w", err)
+		return nil, provider.Permanentf(codeCredentialsInvalid, "the client cannot be made: %w", err)
 	}
 	return c, nil
 }
@@ -79,9 +79,9 @@ func (c Config) clientOptions() []option.ClientOption {
 // come.
 func credentials(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "could not find default credentials") {
-		return transient(codeCredentialsMissing, "there are no credentials: run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS: %w", err)
+		return provider.Transientf(codeCredentialsMissing, "there are no credentials: run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS: %w", err)
 	}
-	return permanent(codeCredentialsInvalid, "the credentials cannot be used: %w", err)
+	return provider.Permanentf(codeCredentialsInvalid, "the credentials cannot be used: %w", err)
 }
 
 func (c *clients) dial(ctx context.Context, client *http.Client, endpoint string) (err error) {
@@ -192,7 +192,7 @@ func (p *Provider) callError(outer, ctx context.Context, err error) error {
 	case outer.Err() != nil:
 		return outer.Err()
 	case ctx.Err() != nil:
-		return transient(codeNoAnswer, "the API has not answered for %s: %w", p.cfg.CallTimeout, err)
+		return provider.Transientf(codeNoAnswer, "the API has not answered for %s: %w", p.cfg.CallTimeout, err)
 	case errors.As(err, &known):
 		return err
 	}

@@ -86,7 +86,7 @@ func (p *Provider) adopt(ctx context.Context, at place, req provider.CreateReque
 	if absent(err, at.name) {
 		// It went, is not to be seen yet, or is a disk.
 		known := classify(conflict)
-		return transient(known.Code, "the name was taken a moment ago, and now no instance has it: %w", known.Err)
+		return provider.Transientf(known.Code, "the name was taken a moment ago, and now no instance has it: %w", known.Err)
 	}
 	if err != nil {
 		return err
@@ -106,13 +106,13 @@ func (p *Provider) same(ctx context.Context, at place, req provider.CreateReques
 		return collision("%w", err)
 	}
 	if stateOf(in.GetStatus()) == provider.StateStopping {
-		return transient("", "an instance of the same name is still %s", in.GetStatus())
+		return provider.Transientf("", "an instance of the same name is still %s", in.GetStatus())
 	}
 	return p.stays(ctx, at, in)
 }
 
 func collision(format string, args ...any) error {
-	return permanent(provider.CodeCollision, format, args...)
+	return provider.Permanentf(provider.CodeCollision, format, args...)
 }
 
 // stays is ErrTransient where a deletion of the instance waits for its turn: until
@@ -128,7 +128,7 @@ func (p *Provider) stays(ctx context.Context, at place, in *computepb.Instance) 
 	}
 	for _, op := range ops {
 		if op.GetTargetId() == in.GetId() && op.GetStatus() != computepb.Operation_DONE {
-			return transient("", "an instance of the same name is about to be deleted")
+			return provider.Transientf("", "an instance of the same name is about to be deleted")
 		}
 	}
 	return nil

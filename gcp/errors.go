@@ -1,7 +1,6 @@
 package gcp
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -28,29 +27,6 @@ const (
 	codeNoZoneLeft         = "NoZoneLeft"
 	codeBadRecord          = "BadRecord"
 )
-
-// permanent, transient and quota make an error of that class with a code of
-// ours.
-func permanent(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-func transient(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: notCanceled(fmt.Errorf(format, args...))}
-}
-
-func quota(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrQuotaExceeded, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-// notCanceled keeps a timeout of our own or of the network from being taken for
-// the end of the caller's context, which matches the same error.
-func notCanceled(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return errors.New(err.Error())
-	}
-	return err
-}
 
 // complaint is what the API said of a failure, by an HTTP error or by an
 // operation.
@@ -317,9 +293,9 @@ func stripped(err error, known *provider.Error) error {
 func connection(err error) error {
 	var refused *auth.Error
 	if errors.As(err, &refused) && refused.Response != nil && !refused.Temporary() {
-		return permanent(codeCredentialsInvalid, "the credentials are refused: %w", err)
+		return provider.Permanentf(codeCredentialsInvalid, "the credentials are refused: %w", err)
 	}
-	return transient(codeConnectionLost, "the API cannot be reached: %w", err)
+	return provider.Transientf(codeConnectionLost, "the API cannot be reached: %w", err)
 }
 
 // failure is the error of one method of the contract.

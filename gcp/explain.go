@@ -43,7 +43,7 @@ func (p *Provider) Explain(ctx context.Context, id string) (cause, err error) {
 func (p *Provider) whatCame(ctx context.Context, at place) (cause, err error) {
 	in, err := p.readOwn(ctx, at)
 	if err == nil {
-		return transient(provider.CodeInFlight, "it is there, and %s", in.GetStatus()), nil
+		return provider.Transientf(provider.CodeInFlight, "it is there, and %s", in.GetStatus()), nil
 	}
 	if !isNotFound(err) {
 		return nil, err

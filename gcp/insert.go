@@ -35,7 +35,7 @@ const (
 func (c Config) InsertRequest(req provider.CreateRequest) (*computepb.InsertInstanceRequest, error) {
 	c = c.withDefaults()
 	if err := req.Validate(); err != nil {
-		return nil, &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err}
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "%w", err)
 	}
 	zone, err := c.zone(req.Placement.Zone)
 	if err != nil {
@@ -74,11 +74,11 @@ func (c Config) zone(zone string) (string, error) {
 	case zone == "" && len(c.Zones) == 1:
 		return c.Zones[0], nil
 	case zone == "":
-		return "", permanent(codeBadPlacement, "placement.zone: give one, or ask Place to choose")
+		return "", provider.Permanentf(codeBadPlacement, "placement.zone: give one, or ask Place to choose")
 	case !zonePattern.MatchString(zone):
-		return "", permanent(codeBadPlacement, "placement.zone: %q: must be a zone, such as europe-west1-b", zone)
+		return "", provider.Permanentf(codeBadPlacement, "placement.zone: %q: must be a zone, such as europe-west1-b", zone)
 	case !c.configured(zone):
-		return "", permanent(codeBadPlacement, "placement.zone: %q: is not among the configured ones, %s", zone, strings.Join(c.Zones, ", "))
+		return "", provider.Permanentf(codeBadPlacement, "placement.zone: %q: is not among the configured ones, %s", zone, strings.Join(c.Zones, ", "))
 	}
 	return zone, nil
 }
@@ -110,7 +110,7 @@ func (c Config) machine(zone string, p provider.Placement) (machine, image strin
 		fail("image", err)
 	}
 	if len(problems) > 0 {
-		return "", "", permanent(codeBadPlacement, "%w", errors.Join(problems...))
+		return "", "", provider.Permanentf(codeBadPlacement, "%w", errors.Join(problems...))
 	}
 	return machine, image, nil
 }
@@ -119,7 +119,7 @@ func (c Config) machine(zone string, p provider.Placement) (machine, image strin
 func (c Config) texts(req provider.CreateRequest) (string, *computepb.Metadata, error) {
 	description, overflow, err := record{Tag: req.Tag, UID: req.UID, Metadata: req.Metadata}.render()
 	if err != nil {
-		return "", nil, permanent(provider.CodeInvalidRequest, "metadata: %w", err)
+		return "", nil, provider.Permanentf(provider.CodeInvalidRequest, "metadata: %w", err)
 	}
 	items := userDataItems(req.UserData)
 	if overflow != "" {
@@ -129,11 +129,11 @@ func (c Config) texts(req provider.CreateRequest) (string, *computepb.Metadata, 
 	for _, i := range items {
 		total += len(i.GetKey()) + len(i.GetValue())
 		if len(i.GetValue()) > maxItem {
-			return "", nil, permanent(codeUserDataTooLarge, "userData: %d bytes: %s takes %d in the API's metadata, which has room for %d", len(req.UserData), i.GetKey(), len(i.GetValue()), maxItem)
+			return "", nil, provider.Permanentf(codeUserDataTooLarge, "userData: %d bytes: %s takes %d in the API's metadata, which has room for %d", len(req.UserData), i.GetKey(), len(i.GetValue()), maxItem)
 		}
 	}
 	if total >= maxItems {
-		return "", nil, permanent(codeUserDataTooLarge, "userData: all metadata takes %d bytes, and the API has room for less than %d", total, maxItems)
+		return "", nil, provider.Permanentf(codeUserDataTooLarge, "userData: all metadata takes %d bytes, and the API has room for less than %d", total, maxItems)
 	}
 	if len(items) == 0 {
 		return description, nil, nil

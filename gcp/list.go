@@ -19,7 +19,7 @@ import (
 // carries addresses. Instances in zones that are not configured are left out.
 func (p *Provider) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
 	if err := provider.ValidTag(tag); err != nil {
-		return nil, p.failure("ListByTag", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return nil, p.failure("ListByTag", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	found := listing{p: p, tag: tag}
 	var partial *provider.PartialError
@@ -66,7 +66,7 @@ func (l *listing) run(ctx context.Context) error {
 		case "":
 			return nil
 		case token:
-			return transient("", "a page of the list says that it is followed by itself")
+			return provider.Transientf("", "a page of the list says that it is followed by itself")
 		}
 		token = next
 	}
@@ -118,7 +118,7 @@ func (l *listing) miss(scope, code, message string) {
 	if zonePattern.MatchString(scope) && !l.p.cfg.configured(scope) {
 		return
 	}
-	l.missing[scope] = transient(code, "%s", or(message, "it did not answer"))
+	l.missing[scope] = provider.Transientf(code, "%s", or(message, "it did not answer"))
 }
 
 // read adds one instance. The labels are looked at again: what a filter lets

@@ -59,7 +59,7 @@ func (p *Provider) choose(ctx context.Context, req provider.PlaceRequest) (out p
 			return chosen, nil
 		}
 	}
-	return out, quota(codeNoZoneLeft, "every zone had no room lately: %s", strings.Join(candidates, ", "))
+	return out, provider.Quotaf(codeNoZoneLeft, "every zone had no room lately: %s", strings.Join(candidates, ", "))
 }
 
 // covers tells whether a placement to avoid is about that one. What it leaves
@@ -81,15 +81,15 @@ func (p *Provider) candidates(ctx context.Context, region string, demanded bool)
 	case len(zones) > 0:
 		return zones, nil
 	case len(p.cfg.Zones) > 0:
-		return nil, permanent(codeBadPlacement, "placement.region: %q: has none of the configured zones, %s", region, strings.Join(p.cfg.Zones, ", "))
+		return nil, provider.Permanentf(codeBadPlacement, "placement.region: %q: has none of the configured zones, %s", region, strings.Join(p.cfg.Zones, ", "))
 	case region == "":
-		return nil, permanent(codeBadPlacement, "placement.zone: give a zone or a region, or set the provider's region")
+		return nil, provider.Permanentf(codeBadPlacement, "placement.zone: give a zone or a region, or set the provider's region")
 	case !namePattern.MatchString(region):
-		return nil, permanent(codeBadPlacement, "placement.region: %q: must be a region, such as europe-west1", region)
+		return nil, provider.Permanentf(codeBadPlacement, "placement.region: %q: must be a region, such as europe-west1", region)
 	}
 	zones, err := p.regions.zones(ctx, p, region)
 	if err == nil && len(zones) == 0 {
-		err = permanent(codeBadPlacement, "placement.region: %q: has no zone that is up", region)
+		err = provider.Permanentf(codeBadPlacement, "placement.region: %q: has no zone that is up", region)
 	}
 	return zones, err
 }

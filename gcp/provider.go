@@ -8,25 +8,20 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/egressfleet/egress/internal/lifetime"
 	"github.com/egressfleet/egress/provider"
 )
 
 // Provider makes instances in one project of Google Cloud. It implements
 // [provider.Provider]. All methods are safe for concurrent use.
 type Provider struct {
-	cfg     Config
-	log     logr.Logger
-	clients *lazily
-	regions zoneCache
-
-	lifetime context.Context
-	stop     context.CancelFunc
-
-	mu         sync.Mutex
-	closed     bool
-	operations sync.WaitGroup // grows only under mu while not closed
-	running    sync.WaitGroup // grows only while an operation runs
-	deletions  deletions
+	cfg       Config
+	log       logr.Logger
+	clients   *lazily
+	regions   zoneCache
+	life      *lifetime.Lifetime
+	running   sync.WaitGroup // grows only while an operation runs
+	deletions deletions
 }
 
 var _ provider.Provider = (*Provider)(nil)
@@ -41,8 +36,8 @@ func New(cfg Config) (*Provider, error) {
 	}
 	cfg = cfg.withDefaults()
 	p := &Provider{cfg: cfg, log: scoped(cfg.Logger, cfg.Name)}
-	p.lifetime, p.stop = context.WithCancel(context.Background())
-	p.clients = newLazily(p.lifetime, cfg)
+	p.life = lifetime.New(errClosed)
+	p.clients = newLazily(p.life.Context(), cfg)
 	if cfg.LogUserData {
 		p.log.Info("gcp payloads in the log at V(5) show user-data")
 	}
@@ -58,29 +53,12 @@ func scoped(log logr.Logger, name string) logr.Logger {
 // Google's client has no way to end them, and those of a user's HTTP client are the
 // user's. It may be called more than once.
 func (p *Provider) Close() error {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	p.stop()
-	p.operations.Wait()
+	p.life.Close()
 	p.running.Wait()
 	return nil
 }
 
 var errClosed = errors.New("the provider is closed")
-
-// enter counts an operation in and ties its context to the provider's life.
-func (p *Provider) enter(ctx context.Context) (context.Context, func(), error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return ctx, nil, errClosed
-	}
-	p.operations.Add(1)
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(p.lifetime, cancel)
-	return ctx, func() { stop(); cancel(); p.operations.Done() }, nil
-}
 
 // place is the instance that an operation is about; of a list it is empty.
 type place struct{ zone, name string }
@@ -96,7 +74,7 @@ func (at place) id() string {
 // operate runs f as one operation: logged, traced, and with the error of the
 // contract.
 func (p *Provider) operate(ctx context.Context, op string, at place, f func(context.Context) error) error {
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return p.failure(op, at.id(), at.zone, err)
 	}

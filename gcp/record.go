@@ -75,14 +75,14 @@ func readRecord(in *computepb.Instance) (record, error) {
 		return r, errNotOurs
 	}
 	if err := json.Unmarshal([]byte(in.GetDescription()), &r); err != nil {
-		return r, permanent(codeBadRecord, "its description is no record of ours: %w", err)
+		return r, provider.Permanentf(codeBadRecord, "its description is no record of ours: %w", err)
 	}
 	if r.Version != recordVersion || r.Tag == "" || r.UID == "" {
-		return r, permanent(codeBadRecord, "its description is no record of version %d", recordVersion)
+		return r, provider.Permanentf(codeBadRecord, "its description is no record of version %d", recordVersion)
 	}
 	if r.Elsewhere {
 		if err := json.Unmarshal([]byte(item(in, itemMetadata)), &r.Metadata); err != nil {
-			return r, permanent(codeBadRecord, "its metadata item %s cannot be read: %w", itemMetadata, err)
+			return r, provider.Permanentf(codeBadRecord, "its metadata item %s cannot be read: %w", itemMetadata, err)
 		}
 	}
 	return r, nil

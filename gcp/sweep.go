@@ -26,7 +26,7 @@ func (p *Provider) Sweep(ctx context.Context, req provider.SweepRequest) ([]prov
 	var left []provider.Leftover
 	err := provider.ValidTag(req.Tag)
 	if err != nil {
-		return nil, p.failure("Sweep", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return nil, p.failure("Sweep", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	err = p.operate(ctx, "Sweep", place{}, func(ctx context.Context) error {
 		if err := found.run(ctx); err != nil {

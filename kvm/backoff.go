@@ -59,7 +59,7 @@ func (b *backoff) note(now time.Time, stamp fileStamp, took time.Duration, err e
 	b.failures++
 	b.stamp = stamp
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = transient(codeNoAnswer, "the host does not answer: %w", err)
+		err = provider.Transientf(codeNoAnswer, "the host does not answer: %w", err)
 	}
 	b.failure = classify(err)
 	b.until = now.Add(pause - time.Duration(rand.Int64N(int64(pause)/4+1))) //nolint:gosec // spreads callers.

@@ -101,7 +101,7 @@ func (p *Provider) forgetStale(src imageSource, err error) error {
 		return err
 	}
 	p.checksums.forget(src.URL)
-	return transient(diskimage.CodeDigestMismatch, "the image and its checksums file do not belong together at present: %v", err)
+	return provider.Transientf(diskimage.CodeDigestMismatch, "the image and its checksums file do not belong together at present: %v", err)
 }
 
 // pinSuffix makes the name of the empty volume that says which image a host got

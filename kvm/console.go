@@ -70,7 +70,7 @@ func (o *operation) readConsole(ctx context.Context, limit uint64) ([]byte, erro
 	}
 	vol, err := c.lookupVolume(ctx, pool, o.name+consoleSuffix)
 	if isLibvirt(err, libvirt.ErrNoStorageVol) {
-		return nil, permanent(codeNoConsole, "the host keeps no log of this console in %s: look at it while it runs, by virsh console %s", consoleDirectory, o.name)
+		return nil, provider.Permanentf(codeNoConsole, "the host keeps no log of this console in %s: look at it while it runs, by virsh console %s", consoleDirectory, o.name)
 	}
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (o *operation) consolePool(ctx context.Context) (pool libvirt.StoragePool, 
 		return pool, true, nil
 	}
 	if isMissingFile(err) {
-		return pool, false, permanent(codeNoConsole, "the host has no directory %s for the logs of consoles: %w", consoleDirectory, err)
+		return pool, false, provider.Permanentf(codeNoConsole, "the host has no directory %s for the logs of consoles: %w", consoleDirectory, err)
 	}
 	// Another process may have been faster.
 	if found, lookupErr := c.lookupPoolAt(ctx, consoleDirectory); lookupErr == nil {

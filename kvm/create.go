@@ -24,7 +24,7 @@ import (
 // takes as long as the image needs to get there.
 func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
 	if err := req.Validate(); err != nil {
-		return "", p.failure("Create", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return "", p.failure("Create", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	name := provider.Name(req.UID)
 	pl, err := p.place(req.Placement)
@@ -53,21 +53,21 @@ const maxUserData = 4 << 20
 // seed builds the disk that cloud-init reads. Its errors quote no document.
 func (p *Provider) seed(name string, userData provider.UserData, network []byte) ([]byte, error) {
 	if len(userData) > maxUserData {
-		return nil, permanent(provider.CodeInvalidRequest, "userData has %d bytes, and %d is the most: have the guest fetch what is large", len(userData), maxUserData)
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "userData has %d bytes, and %d is the most: have the guest fetch what is large", len(userData), maxUserData)
 	}
 	vendor, err := []byte(p.cfg.VendorData), error(nil)
 	if p.cfg.InstallGuestAgent.Or(true) {
 		vendor, err = cloudinit.WithGuestAgent(vendor)
 	}
 	if err != nil {
-		return nil, permanent(provider.CodeInvalidRequest, "vendorData: %w", err)
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "vendorData: %w", err)
 	}
 	iso, err := cloudinit.Seed{
 		MetaData: cloudinit.MetaData{InstanceID: name, LocalHostname: name},
 		UserData: userData, VendorData: vendor, NetworkConfig: network,
 	}.ISO()
 	if err != nil {
-		return nil, permanent(provider.CodeInvalidRequest, "the seed cannot be built: %w", err)
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "the seed cannot be built: %w", err)
 	}
 	return iso, nil
 }
@@ -186,7 +186,7 @@ func (c *creation) find(ctx context.Context) (err error) {
 }
 
 func collision(format string, args ...any) error {
-	return permanent(provider.CodeCollision, format, args...)
+	return provider.Permanentf(provider.CodeCollision, format, args...)
 }
 
 // readRecord reads the metadata of a domain that has a name of ours. One that
@@ -207,7 +207,7 @@ func (o *operation) readRecord(ctx context.Context, dom libvirt.Domain) (record,
 		return record{}, collision("domain %s: %w", dom.Name, err)
 	}
 	if err != nil {
-		return record{}, permanent(codeBadMetadata, "domain %s: %w", dom.Name, err)
+		return record{}, provider.Permanentf(codeBadMetadata, "domain %s: %w", dom.Name, err)
 	}
 	if provider.Name(r.UID) != dom.Name {
 		return record{}, collision("domain %s has the metadata of another domain, uid %q", dom.Name, r.UID)
@@ -306,13 +306,13 @@ func (c *creation) amend(domain *libvirtxml.Domain, element string) error {
 		return nil
 	}
 	if err := c.p.cfg.AmendDomain(domain); err != nil {
-		return permanent(codeAmended, "AmendDomain: %w", err)
+		return provider.Permanentf(codeAmended, "AmendDomain: %w", err)
 	}
 	if domain.Name != c.name || domain.Metadata == nil || !strings.Contains(domain.Metadata.XML, element) {
-		return permanent(codeAmended, "AmendDomain must keep the name and the metadata of the domain")
+		return provider.Permanentf(codeAmended, "AmendDomain must keep the name and the metadata of the domain")
 	}
 	if domain.Devices == nil || len(domain.Devices.Interfaces) == 0 || domain.Devices.Interfaces[0].MAC == nil {
-		return permanent(codeAmended, "AmendDomain must leave a network card with a MAC address")
+		return provider.Permanentf(codeAmended, "AmendDomain must leave a network card with a MAC address")
 	}
 	c.record.MAC = strings.ToLower(domain.Devices.Interfaces[0].MAC.Address)
 	changed, err := c.record.element()
@@ -391,7 +391,7 @@ func (c *creation) uploadSeed(ctx context.Context) error {
 		return err
 	}
 	if sent != int64(len(c.seed)) || size.physical != want {
-		return transient(codeVolumeChanged, "the seed has %d bytes in the pool and %d were sent, wanted %d: somebody else changed it", size.physical, sent, want)
+		return provider.Transientf(codeVolumeChanged, "the seed has %d bytes in the pool and %d were sent, wanted %d: somebody else changed it", size.physical, sent, want)
 	}
 	c.log.V(1).Info("seed volume uploaded", "volume", vol.Name, "bytes", sent)
 	return nil

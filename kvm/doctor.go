@@ -26,7 +26,7 @@ var _ provider.Doctor = (*Provider)(nil)
 // (image KEY).
 func (p *Provider) Diagnose(ctx context.Context) ([]provider.Finding, error) {
 	caller := ctx
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return nil, p.failure("Diagnose", "", "", err)
 	}

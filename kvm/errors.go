@@ -1,7 +1,6 @@
 package kvm
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -43,29 +42,6 @@ const (
 	codeAmended            = "Amended"
 	codeBadMetadata        = "BadMetadata"
 )
-
-// permanent, transient and quota make an error of that class with a code of
-// ours. The format's last %w is the cause.
-func permanent(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-func transient(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: notCanceled(fmt.Errorf(format, args...))}
-}
-
-func quota(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrQuotaExceeded, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-// notCanceled keeps a timeout of our own or of the network from being taken for
-// the end of the caller's context, which matches the same error.
-func notCanceled(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return errors.New(err.Error())
-	}
-	return err
-}
 
 // libvirtClasses is the one table of libvirt's codes. What is not in it is
 // transient.

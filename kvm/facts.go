@@ -9,6 +9,8 @@ import (
 	"github.com/digitalocean/go-libvirt"
 	"github.com/go-logr/logr"
 	"libvirt.org/go/libvirtxml"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // facts is what holds for a host as long as a connection to it lasts.
@@ -83,7 +85,7 @@ func findPool(ctx context.Context, c client, name string) (pool libvirt.StorageP
 	}
 	var xml libvirtxml.StoragePool
 	if err := xml.Unmarshal(text); err != nil || xml.Target == nil || !path.IsAbs(xml.Target.Path) {
-		return pool, "", permanent("", "storage pool %q is of type %q without a directory: use one of type dir", name, xml.Type)
+		return pool, "", provider.Permanentf("", "storage pool %q is of type %q without a directory: use one of type dir", name, xml.Type)
 	}
 	return pool, xml.Target.Path, nil
 }
@@ -110,7 +112,7 @@ var qemuPackages = map[string]string{archX86: "qemu-system-x86 (qemu-kvm on RHEL
 func parseHypervisor(capabilities, want string) (Hypervisor, error) {
 	var caps libvirtxml.Caps
 	if err := caps.Unmarshal(capabilities); err != nil || caps.Host.CPU == nil {
-		return Hypervisor{}, permanent(codeNoHypervisor, "the host's capabilities cannot be read: %v", err)
+		return Hypervisor{}, provider.Permanentf(codeNoHypervisor, "the host's capabilities cannot be read: %v", err)
 	}
 	arch := caps.Host.CPU.Arch
 	for _, guest := range caps.Guests {
@@ -125,9 +127,9 @@ func parseHypervisor(capabilities, want string) (Hypervisor, error) {
 		}
 	}
 	if want == typeKVM {
-		return Hypervisor{}, permanent(codeNoHypervisor, "the host cannot run domains of type kvm: check that /dev/kvm exists there and QEMU is installed, or set domainType to auto")
+		return Hypervisor{}, provider.Permanentf(codeNoHypervisor, "the host cannot run domains of type kvm: check that /dev/kvm exists there and QEMU is installed, or set domainType to auto")
 	}
-	return Hypervisor{}, permanent(codeNoHypervisor, "the host has no QEMU for %s: install %s there", arch, or(qemuPackages[arch], "QEMU"))
+	return Hypervisor{}, provider.Permanentf(codeNoHypervisor, "the host has no QEMU for %s: install %s there", arch, or(qemuPackages[arch], "QEMU"))
 }
 
 // guestHypervisor is what runs domains of that type. Where the type lists no
@@ -135,14 +137,14 @@ func parseHypervisor(capabilities, want string) (Hypervisor, error) {
 func guestHypervisor(arch libvirtxml.CapsGuestArch, domain libvirtxml.CapsGuestDomain) (Hypervisor, error) {
 	machine, ok := preferredMachines[arch.Name]
 	if !ok {
-		return Hypervisor{}, permanent(codeNoHypervisor, "hosts of the architecture %s are not supported, only x86_64, aarch64 and riscv64", arch.Name)
+		return Hypervisor{}, provider.Permanentf(codeNoHypervisor, "hosts of the architecture %s are not supported, only x86_64, aarch64 and riscv64", arch.Name)
 	}
 	machines := domain.Machines
 	if len(machines) == 0 {
 		machines = arch.Machines
 	}
 	if len(machines) > 0 && !slices.ContainsFunc(machines, func(m libvirtxml.CapsGuestMachine) bool { return m.Name == machine }) {
-		return Hypervisor{}, permanent(codeNoHypervisor, "the host's QEMU has no machine %s for %s: install a newer one", machine, arch.Name)
+		return Hypervisor{}, provider.Permanentf(codeNoHypervisor, "the host's QEMU has no machine %s for %s: install a newer one", machine, arch.Name)
 	}
 	return Hypervisor{Type: domain.Type, Arch: arch.Name, Machine: machine, Emulator: or(domain.Emulator, arch.Emulator)}, nil
 }
@@ -150,7 +152,7 @@ func guestHypervisor(arch libvirtxml.CapsGuestArch, domain libvirtxml.CapsGuestD
 // checkFirmware refuses a BIOS where there never was one.
 func (h Hypervisor) checkFirmware(firmware string) error {
 	if firmware == firmwareBIOS && h.Arch != archX86 {
-		return permanent(codeNoFirmware, "machines of the architecture %s have no BIOS: set the image's firmware to uefi", h.Arch)
+		return provider.Permanentf(codeNoFirmware, "machines of the architecture %s have no BIOS: set the image's firmware to uefi", h.Arch)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/egressfleet/egress/internal/diskimage"
+	"github.com/egressfleet/egress/provider"
 )
 
 // imageFetches are the fetches of one host: one for each image, however many
@@ -85,7 +86,7 @@ func (s *imageFetches) poll(lifetime context.Context, image string, fetch fetchF
 		f.waiting++ // it waits for itself
 		f.unhook = context.AfterFunc(lifetime, f.cancel)
 	}
-	return transient(codeFetchingImage, "the image is being fetched%s: try again", f.percent())
+	return provider.Transientf(codeFetchingImage, "the image is being fetched%s: try again", f.percent())
 }
 
 // join starts the fetch if it does not run, and waits for it until leave.

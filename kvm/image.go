@@ -41,7 +41,7 @@ func (p *Provider) ensureImage(ctx context.Context, h *host, pool libvirt.Storag
 		return p.waitForImage(ctx, w, src)
 	}
 	return p.lookForImage(ctx, w, src, func(src imageSource) (base, error) {
-		return base{}, h.images.poll(p.withLogger(p.lifetime, h, ""), src.identity(), w.fetchFunc(src))
+		return base{}, h.images.poll(p.withLogger(p.life.Context(), h, ""), src.identity(), w.fetchFunc(src))
 	})
 }
 
@@ -271,7 +271,7 @@ func (w imageHost) settle(ctx context.Context, image *diskimage.Image, volume st
 	}
 	vol, err := w.c.lookupVolume(ctx, w.pool, volume)
 	if isLibvirt(err, libvirt.ErrNoStorageVol) {
-		return base{}, transient(codeVolumeChanged, "volume %s is gone after its upload: somebody else removed it", volume)
+		return base{}, provider.Transientf(codeVolumeChanged, "volume %s is gone after its upload: somebody else removed it", volume)
 	}
 	if err != nil {
 		return base{}, err
@@ -281,7 +281,7 @@ func (w imageHost) settle(ctx context.Context, image *diskimage.Image, volume st
 		return base{}, err
 	}
 	if want := image.Capacity(); b.capacity != want || b.physical != uint64(sent) { //nolint:gosec // a count.
-		return base{}, transient(codeVolumeChanged, "volume %s has a disk of %d and a file of %d bytes after the upload, wanted %d and %d: somebody else changed it",
+		return base{}, provider.Transientf(codeVolumeChanged, "volume %s has a disk of %d and a file of %d bytes after the upload, wanted %d and %d: somebody else changed it",
 			b.volume, b.capacity, b.physical, want, sent)
 	}
 	return b, nil

@@ -161,7 +161,7 @@ func (w imageHost) discard(ctx context.Context, src imageSource) error {
 			continue
 		}
 		if n := all.usersOf(v.path); n > 0 {
-			return permanent(CodeImageInUse, "the disks of %d instances are based on %s: replace them first, or give the image a digest, so that the new one gets a name of its own", n, v.name)
+			return provider.Permanentf(CodeImageInUse, "the disks of %d instances are based on %s: replace them first, or give the image a digest, so that the new one gets a name of its own", n, v.name)
 		}
 		if err := w.removeBase(ctx, v.name); err != nil {
 			return err

@@ -155,7 +155,7 @@ func (p *Provider) withPool(ctx context.Context, op, only string, f func(context
 		}
 		hosts = []*host{h}
 	}
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return p.failure(op, "", "", err)
 	}

@@ -16,9 +16,9 @@ import (
 // two calls however many instances it has.
 func (p *Provider) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
 	if err := provider.ValidTag(tag); err != nil {
-		return nil, p.failure("ListByTag", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return nil, p.failure("ListByTag", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return nil, p.failure("ListByTag", "", "", err)
 	}

@@ -261,7 +261,7 @@ func (s staticPool) choose(uid string, taken map[netip.Addr]bool) ([]netip.Prefi
 	for _, ranges := range s.families {
 		p, ok := s.chooseFrom(ranges, uid, taken)
 		if !ok {
-			return nil, quota(codeAddressesExhausted, "all %d addresses of %s are taken by instances: delete some, or give more in hosts[].addresses", s.size(ranges), rangeTexts(ranges))
+			return nil, provider.Quotaf(codeAddressesExhausted, "all %d addresses of %s are taken by instances: delete some, or give more in hosts[].addresses", s.size(ranges), rangeTexts(ranges))
 		}
 		chosen = append(chosen, p)
 	}
@@ -344,7 +344,7 @@ func (c *creation) defineAddressed(ctx context.Context) error {
 			return err
 		}
 	}
-	return transient(codeAddressConflict, "other processes took the addresses %v that were chosen here, %d times", c.record.Addresses, addressTries)
+	return provider.Transientf(codeAddressConflict, "other processes took the addresses %v that were chosen here, %d times", c.record.Addresses, addressTries)
 }
 
 func (c *creation) clashes(taken map[netip.Addr]bool) bool {
@@ -409,5 +409,5 @@ func (o *operation) checkNetwork(ctx context.Context) error {
 	if err != nil || active {
 		return err
 	}
-	return transient(codeNetworkInactive, "the network %q of libvirt is not active: virsh net-start %s, and virsh net-autostart %s for the next boot of the host", name, name, name)
+	return provider.Transientf(codeNetworkInactive, "the network %q of libvirt is not active: virsh net-start %s, and virsh net-autostart %s for the next boot of the host", name, name, name)
 }

@@ -43,11 +43,11 @@ func (p *Provider) image(name string) (imageSource, error) {
 	if strings.Contains(name, "://") {
 		// A file would be one of this machine, which the caller may not even see.
 		if !diskimage.IsRemote(name) {
-			return imageSource{}, permanent(codeBadPlacement, "image: must be a key of the configuration, or an http or https URL")
+			return imageSource{}, provider.Permanentf(codeBadPlacement, "image: must be a key of the configuration, or an http or https URL")
 		}
 		image := Image{URL: name}
 		if err := image.validate(); err != nil {
-			return imageSource{}, permanent(codeBadPlacement, "image: %w", err)
+			return imageSource{}, provider.Permanentf(codeBadPlacement, "image: %w", err)
 		}
 		return imageSource{Image: image.withDefaults(), key: keyOfURL}, nil
 	}
@@ -72,11 +72,11 @@ func pick[V any](field, name string, from map[string]V) (V, error) {
 	case ok:
 		return v, nil
 	case len(from) == 0:
-		return v, permanent(codeBadPlacement, "%s: %q: none is configured", field, name)
+		return v, provider.Permanentf(codeBadPlacement, "%s: %q: none is configured", field, name)
 	case name == "":
-		return v, permanent(codeBadPlacement, "%s: choose one of %s", field, known)
+		return v, provider.Permanentf(codeBadPlacement, "%s: choose one of %s", field, known)
 	}
-	return v, permanent(codeBadPlacement, "%s: %q is not configured, there are %s", field, name, known)
+	return v, provider.Permanentf(codeBadPlacement, "%s: %q is not configured, there are %s", field, name, known)
 }
 
 // hasDigest tells whether the volume's name determines its content.

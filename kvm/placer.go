@@ -26,7 +26,7 @@ func (p *Provider) Place(ctx context.Context, req provider.PlaceRequest) (provid
 	fail := func(err error) (provider.Placement, error) {
 		return provider.Placement{}, p.failure("Place", "", "", err)
 	}
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return fail(err)
 	}
@@ -97,7 +97,7 @@ func (p *Provider) survey(ctx context.Context, hosts []*host, machine MachineTyp
 		all[i].host = h
 		want.Zone = h.Name
 		if slices.ContainsFunc(req.Avoid, func(a provider.Placement) bool { return covers(a, want) }) {
-			all[i].err = quota(codeHostFull, "it had no room lately")
+			all[i].err = provider.Quotaf(codeHostFull, "it had no room lately")
 			continue
 		}
 		asking.Go(func() { all[i].room, all[i].err = p.measureFor(ctx, h, machine, req.UID) })
@@ -135,7 +135,7 @@ func tooSlow(outer, ctx context.Context, timeout provider.Duration, err error) e
 	if ctx.Err() == nil || outer.Err() != nil {
 		return err
 	}
-	return transient(codeNoAnswer, "it has not answered for %s", timeout)
+	return provider.Transientf(codeNoAnswer, "it has not answered for %s", timeout)
 }
 
 // add counts instances that are on their way.

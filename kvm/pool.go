@@ -12,6 +12,8 @@ import (
 	"github.com/digitalocean/go-libvirt"
 	"github.com/digitalocean/go-libvirt/socket/dialers"
 	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // maxInFlight is how many calls one connection carries at a time. libvirtd
@@ -127,7 +129,7 @@ func (h *hostConn) openOwn(ctx context.Context, purpose string, way transport) (
 	defer cancel()
 	s, err := h.open(ctx, purpose, way)
 	if err != nil && errors.Is(context.Cause(ctx), errDialTimeout) {
-		return nil, transient(codeNoAnswer, "no connection for the %s: %w", purpose, errDialTimeout)
+		return nil, provider.Transientf(codeNoAnswer, "no connection for the %s: %w", purpose, errDialTimeout)
 	}
 	return s, err
 }
@@ -180,7 +182,7 @@ func (h *hostConn) introduce(ctx context.Context, closeConn func(), exchange fun
 		return err
 	case <-ctx.Done():
 		closeConn()
-		return transient(codeNoAnswer, "libvirtd does not answer: %w", ctx.Err())
+		return provider.Transientf(codeNoAnswer, "libvirtd does not answer: %w", ctx.Err())
 	}
 }
 
@@ -200,7 +202,7 @@ func openingError(err error) error {
 		}
 		return err
 	}
-	return transient(codeConnectionLost, "libvirtd ended the connection while it was opened: %w", err)
+	return provider.Transientf(codeConnectionLost, "libvirtd ended the connection while it was opened: %w", err)
 }
 
 // session is one connection to libvirt. It carries at most maxInFlight calls.
@@ -263,9 +265,9 @@ func (s *session) lostError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cause == nil {
-		return transient(codeConnectionLost, "%w", errConnectionLost)
+		return provider.Transientf(codeConnectionLost, "%w", errConnectionLost)
 	}
-	return transient(codeConnectionLost, "%w: %w", errConnectionLost, s.cause)
+	return provider.Transientf(codeConnectionLost, "%w: %w", errConnectionLost, s.cause)
 }
 
 // acquire takes one of the places for calls.

@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 
+	"github.com/egressfleet/egress/internal/lifetime"
 	"github.com/egressfleet/egress/provider"
 )
 
@@ -33,13 +33,7 @@ type Provider struct {
 	checksums checksumCache
 	// ownHTTP fetches the images unless the configuration has its own.
 	ownHTTP *http.Client
-
-	lifetime context.Context
-	stop     context.CancelFunc
-
-	mu         sync.Mutex
-	closed     bool
-	operations sync.WaitGroup // grows only under mu while not closed
+	life    *lifetime.Lifetime
 }
 
 var _ provider.Provider = (*Provider)(nil)
@@ -73,7 +67,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.HTTPClient == nil {
 		p.cfg.HTTPClient = p.ownHTTP
 	}
-	p.lifetime, p.stop = context.WithCancel(context.Background())
+	p.life = lifetime.New(errClosed)
 	keys := newSSHKeys(cfg, cfg.hops())
 	for _, h := range cfg.Hosts {
 		p.addHost(h, keys)
@@ -104,9 +98,9 @@ func (p *Provider) addHost(cfg Host, keys *sshKeys) {
 	log := p.log.WithValues("host", cfg.Name)
 	var t transport = localTransport{cfg}
 	if !cfg.local() {
-		t = sshTransport{newSSHHop(p.lifetime, p.cfg.target(cfg), p.jumpFor(cfg, keys), keys, p.cfg.Timeouts, log), cfg}
+		t = sshTransport{newSSHHop(p.life.Context(), p.cfg.target(cfg), p.jumpFor(cfg, keys), keys, p.cfg.Timeouts, log), cfg}
 	}
-	h := &host{Host: cfg, log: log, hostConn: newHostConn(p.lifetime, cfg.Name, t, p.cfg.Timeouts, p.cfg.Trace, log)}
+	h := &host{Host: cfg, log: log, hostConn: newHostConn(p.life.Context(), cfg.Name, t, p.cfg.Timeouts, p.cfg.Trace, log)}
 	h.static, _ = cfg.staticPool() // Validate has seen that it is good
 	p.hosts[cfg.Name] = h
 	p.order = append(p.order, h)
@@ -124,7 +118,7 @@ func (p *Provider) jumpFor(cfg Host, keys *sshKeys) *sshHop {
 			return j
 		}
 	}
-	j := newSSHHop(p.lifetime, want, nil, keys, p.cfg.Timeouts, p.log)
+	j := newSSHHop(p.life.Context(), want, nil, keys, p.cfg.Timeouts, p.log)
 	p.jumps = append(p.jumps, j)
 	return j
 }
@@ -144,11 +138,7 @@ func (p *Provider) warn(keys *sshKeys) {
 // Close ends the connections and waits for what runs, which fails with
 // context.Canceled. Calls after it fail. It may be called more than once.
 func (p *Provider) Close() error {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	p.stop()
-	p.operations.Wait()
+	p.life.Close()
 	for _, j := range p.jumps {
 		j.close() // before what goes through them, which could wait for them
 	}
@@ -161,19 +151,6 @@ func (p *Provider) Close() error {
 }
 
 var errClosed = errors.New("the provider is closed")
-
-// enter counts an operation in and ties its context to the provider's life.
-func (p *Provider) enter(ctx context.Context) (context.Context, func(), error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return ctx, nil, errClosed
-	}
-	p.operations.Add(1)
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(p.lifetime, cancel)
-	return ctx, func() { stop(); cancel(); p.operations.Done() }, nil
-}
 
 // operation is one call of a method of the contract, once its place is known.
 type operation struct {
@@ -192,7 +169,7 @@ func (o *operation) client() client { return o.host.controlClient() }
 // traced, and with the error of the contract.
 func (p *Provider) operate(ctx context.Context, op string, h *host, name string, f func(context.Context, *operation) error) error {
 	id := ids.Format(h.Name, name)
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return p.failure(op, id, h.Name, err)
 	}

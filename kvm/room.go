@@ -44,20 +44,20 @@ func (r room) freeBytes() uint64 {
 func (r room) lacks(h *host, machine MachineType) error {
 	need := uint64(max(machine.MemoryMiB, 0)) * mib
 	if r.memory.total > 0 && r.memory.available < need {
-		return quota(codeNoMemory, "%d MiB of memory are free of %d, and the instance needs %d", r.memory.available/mib, r.memory.total/mib, need/mib)
+		return provider.Quotaf(codeNoMemory, "%d MiB of memory are free of %d, and the instance needs %d", r.memory.available/mib, r.memory.total/mib, need/mib)
 	}
 	if keep := h.keepFree(); r.space.capacity > 0 && r.space.available < keep {
 		return h.lacksSpace(r.space, 0)
 	}
 	if limit := h.limit(); limit > 0 && r.instances >= limit {
-		return quota(codeHostFull, "there are %d instances, and %d is the most", r.instances, limit)
+		return provider.Quotaf(codeHostFull, "there are %d instances, and %d is the most", r.instances, limit)
 	}
 	return nil
 }
 
 // lacksSpace is the error of a pool that has no room for so many bytes more.
 func (h *host) lacksSpace(s space, need uint64) error {
-	return quota(codeNoSpace, "the pool %s has %d MiB free of %d, and it needs %d, of which %d are to stay free (hosts[].keepFreeMiB)",
+	return provider.Quotaf(codeNoSpace, "the pool %s has %d MiB free of %d, and it needs %d, of which %d are to stay free (hosts[].keepFreeMiB)",
 		h.Pool, s.available/mib, s.capacity/mib, (need+h.keepFree())/mib, h.keepFree()/mib)
 }
 

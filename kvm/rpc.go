@@ -9,6 +9,8 @@ import (
 
 	"github.com/digitalocean/go-libvirt"
 	"github.com/go-logr/logr"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // libvirtAPI is what is used of *libvirt.Libvirt. Its functions know no context
@@ -155,7 +157,7 @@ func (p *pending[T]) wait(ctx context.Context, c client, s *session) (answer[T],
 		c.h.abandon(ctx, s, p.finished)
 		return answer[T]{}, ctx.Err()
 	case <-timeout:
-		err := transient(codeNoAnswer, "libvirtd has not answered for %s", c.timeout)
+		err := provider.Transientf(codeNoAnswer, "libvirtd has not answered for %s", c.timeout)
 		s.drop("no answer", err)
 		return answer[T]{}, err
 	case <-s.lost:
@@ -212,7 +214,7 @@ func (h *hostConn) abandon(ctx context.Context, s *session, finished <-chan stru
 		case <-finished:
 		case <-s.lost:
 		case <-timeout:
-			s.drop("no answer", transient(codeNoAnswer, "libvirtd has not answered a call %s after its caller left", h.timeouts.Grace))
+			s.drop("no answer", provider.Transientf(codeNoAnswer, "libvirtd has not answered a call %s after its caller left", h.timeouts.Grace))
 		}
 	})
 }

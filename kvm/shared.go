@@ -82,7 +82,7 @@ func (s *shared[T]) late(err error) error {
 	if errors.As(err, &known) {
 		return err
 	}
-	return transient(codeNoAnswer, "the host has not answered for %s: %w", s.timeout, err)
+	return provider.Transientf(codeNoAnswer, "the host has not answered for %s: %w", s.timeout, err)
 }
 
 // current returns the value where there is a living one.

@@ -59,11 +59,11 @@ func (t localTransport) open(ctx context.Context) (net.Conn, error) {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.Is(worst, fs.ErrPermission):
-		return nil, permanent(codeSocketUnreachable, "this user may not use libvirt's socket: add it to the group libvirt (usermod -aG libvirt USER) and log in anew: %w", worst)
+		return nil, provider.Permanentf(codeSocketUnreachable, "this user may not use libvirt's socket: add it to the group libvirt (usermod -aG libvirt USER) and log in anew: %w", worst)
 	case errors.Is(worst, fs.ErrNotExist) && !hasDaemon():
-		return nil, transient(codeSocketUnreachable, "libvirt is not installed here: %s: %w", installLibvirt, worst)
+		return nil, provider.Transientf(codeSocketUnreachable, "libvirt is not installed here: %s: %w", installLibvirt, worst)
 	}
-	return nil, transient(codeSocketUnreachable, "libvirt's socket does not answer: %s, or set hosts[].socket: %w", startLibvirt, worst)
+	return nil, provider.Transientf(codeSocketUnreachable, "libvirt's socket does not answer: %s, or set hosts[].socket: %w", startLibvirt, worst)
 }
 
 // What to do where libvirt is missing or does not run.
@@ -143,7 +143,7 @@ func (t sshTransport) openError(ctx context.Context, link *sshLink, err error) e
 		return ctx.Err()
 	case !ok:
 		link.close()
-		return transient(codeConnectionLost, "the ssh connection ended: %w", err)
+		return provider.Transientf(codeConnectionLost, "the ssh connection ended: %w", err)
 	case refused.Reason == ssh.Prohibited:
 		return t.forbidden(err)
 	}
@@ -152,20 +152,20 @@ func (t sshTransport) openError(ctx context.Context, link *sshLink, err error) e
 	case socketFine:
 		return t.forbidden(err)
 	case socketDenied:
-		return permanent(codeSocketUnreachable, "user %s may not use %s on %s: add it to the group libvirt (usermod -aG libvirt %s): %w", t.user, sockets, t.address(), t.user, err)
+		return provider.Permanentf(codeSocketUnreachable, "user %s may not use %s on %s: add it to the group libvirt (usermod -aG libvirt %s): %w", t.user, sockets, t.address(), t.user, err)
 	case socketDead:
-		return transient(codeSocketUnreachable, "nobody listens at %s on %s: %s: %w", sockets, t.address(), startLibvirt, err)
+		return provider.Transientf(codeSocketUnreachable, "nobody listens at %s on %s: %s: %w", sockets, t.address(), startLibvirt, err)
 	case socketMissing:
-		return transient(codeSocketUnreachable, "%s has no socket %s: %s, or set hosts[].socket: %w", t.address(), sockets, startLibvirt, err)
+		return provider.Transientf(codeSocketUnreachable, "%s has no socket %s: %s, or set hosts[].socket: %w", t.address(), sockets, startLibvirt, err)
 	case socketNoDaemon:
-		return transient(codeSocketUnreachable, "%s has no socket %s and no libvirt: %s: %w", t.address(), sockets, installLibvirt, err)
+		return provider.Transientf(codeSocketUnreachable, "%s has no socket %s and no libvirt: %s: %w", t.address(), sockets, installLibvirt, err)
 	}
-	return transient(codeSocketUnreachable, "sshd at %s could not open %s: is libvirtd running, may user %s use it (group libvirt), and does sshd_config have AllowStreamLocalForwarding yes? %w",
+	return provider.Transientf(codeSocketUnreachable, "sshd at %s could not open %s: is libvirtd running, may user %s use it (group libvirt), and does sshd_config have AllowStreamLocalForwarding yes? %w",
 		t.address(), sockets, t.user, err)
 }
 
 func (t sshTransport) forbidden(err error) error {
-	return permanent(codeForwardingRefused, "sshd at %s forbids user %s to forward unix sockets: set AllowStreamLocalForwarding yes and DisableForwarding no in its sshd_config, "+
+	return provider.Permanentf(codeForwardingRefused, "sshd at %s forbids user %s to forward unix sockets: set AllowStreamLocalForwarding yes and DisableForwarding no in its sshd_config, "+
 		"and have no restrict or no-port-forwarding before the key in authorized_keys: %w", t.address(), t.user, err)
 }
 
@@ -235,7 +235,7 @@ func (s *sshHop) connect(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "tcp", s.address)
 		if err != nil {
-			return nil, transient(codeNoAnswer, "cannot reach sshd: %w", err)
+			return nil, provider.Transientf(codeNoAnswer, "cannot reach sshd: %w", err)
 		}
 		return conn, nil
 	}
@@ -262,12 +262,12 @@ func (s *sshHop) forward(ctx context.Context, address string) (net.Conn, error) 
 		return nil, ctx.Err()
 	case !ok:
 		link.close()
-		return nil, transient(codeConnectionLost, "the ssh connection ended: %w", err)
+		return nil, provider.Transientf(codeConnectionLost, "the ssh connection ended: %w", err)
 	case refused.Reason == ssh.Prohibited:
-		return nil, permanent(codeForwardingRefused, "it forbids user %s to connect to %s: set AllowTcpForwarding yes, DisableForwarding no and a PermitOpen that has it in its sshd_config, "+
+		return nil, provider.Permanentf(codeForwardingRefused, "it forbids user %s to connect to %s: set AllowTcpForwarding yes, DisableForwarding no and a PermitOpen that has it in its sshd_config, "+
 			"and have no restrict or no-port-forwarding before the key in authorized_keys: %w", s.user, address, err)
 	}
-	return nil, transient(codeNoAnswer, "it cannot reach sshd at %s: %w", address, err)
+	return nil, provider.Transientf(codeNoAnswer, "it cannot reach sshd at %s: %w", address, err)
 }
 
 // unhurried is a connection through another server, whose Close may wait for that
@@ -316,16 +316,16 @@ func (s *sshHop) handshakeError(ctx context.Context, known *hostKeys, l *login, 
 	case known.refusal != nil:
 		return known.refusal
 	case ctx.Err() != nil:
-		return transient(codeNoAnswer, "sshd at %s does not answer: %w", s.address, ctx.Err())
+		return provider.Transientf(codeNoAnswer, "sshd at %s does not answer: %w", s.address, ctx.Err())
 	case strings.Contains(err.Error(), "no common algorithm for host key"):
 		return noCommonKey(s.address, s.knownHosts, known.algorithms)
 	case strings.Contains(err.Error(), "unable to authenticate") && !strings.Contains(err.Error(), "publickey"):
-		return permanent(codeAuthRefused, "sshd at %s lets user %s not log in by a key: set PubkeyAuthentication yes, and AuthenticationMethods publickey or none, in its sshd_config: %w", s.address, s.user, err)
+		return provider.Permanentf(codeAuthRefused, "sshd at %s lets user %s not log in by a key: set PubkeyAuthentication yes, and AuthenticationMethods publickey or none, in its sshd_config: %w", s.address, s.user, err)
 	case strings.Contains(err.Error(), "unable to authenticate"):
-		return permanent(codeAuthRefused, "sshd at %s refuses user %s with %s: add the public part to authorized_keys there, and look at AllowUsers, AllowGroups and PermitRootLogin in its sshd_config: %w",
+		return provider.Permanentf(codeAuthRefused, "sshd at %s refuses user %s with %s: add the public part to authorized_keys there, and look at AllowUsers, AllowGroups and PermitRootLogin in its sshd_config: %w",
 			s.address, s.user, l.offer, err)
 	case tooManyKeys.MatchString(err.Error()):
-		return permanent(codeAuthRefused, "sshd at %s refuses user %s after too many keys: %s were offered, raise MaxAuthTries in its sshd_config or have fewer keys in the agent: %w", s.address, s.user, l.offer, err)
+		return provider.Permanentf(codeAuthRefused, "sshd at %s refuses user %s after too many keys: %s were offered, raise MaxAuthTries in its sshd_config or have fewer keys in the agent: %w", s.address, s.user, l.offer, err)
 	}
 	return s.greetingError(heard.String(), err)
 }
@@ -338,13 +338,13 @@ func (s *sshHop) greetingError(heard string, err error) error {
 	line = strings.TrimSpace(line)
 	switch {
 	case strings.HasPrefix(line, "SSH-"):
-		return transient(codeNoAnswer, "the ssh handshake with %s failed: %w", s.address, err)
+		return provider.Transientf(codeNoAnswer, "the ssh handshake with %s failed: %w", s.address, err)
 	case line == "":
-		return transient(codeServerBusy, "%s ended the connection before it said anything: if sshd is there, it has too many logins under way, raise MaxStartups in its sshd_config, or bars this address by PerSourcePenalties: %w", s.address, err)
+		return provider.Transientf(codeServerBusy, "%s ended the connection before it said anything: if sshd is there, it has too many logins under way, raise MaxStartups in its sshd_config, or bars this address by PerSourcePenalties: %w", s.address, err)
 	case strings.Contains(line, "MaxStartups"), strings.Contains(line, "Not allowed"):
-		return transient(codeServerBusy, "sshd at %s says %q: raise MaxStartups in its sshd_config, or look at PerSourcePenalties: %w", s.address, line, err)
+		return provider.Transientf(codeServerBusy, "sshd at %s says %q: raise MaxStartups in its sshd_config, or look at PerSourcePenalties: %w", s.address, line, err)
 	}
-	return transient(codeNoAnswer, "%s is no sshd, it says %q: %w", s.address, line, err)
+	return provider.Transientf(codeNoAnswer, "%s is no sshd, it says %q: %w", s.address, line, err)
 }
 
 // sshLink is one SSH connection.

@@ -89,7 +89,7 @@ func (s fileStamp) same(other fileStamp) bool {
 
 // unreadable is transient: a file that is mounted late heals by itself.
 func unreadable(err error) error {
-	return transient(codeKeyMissing, "cannot read ssh material: %w", err)
+	return provider.Transientf(codeKeyMissing, "cannot read ssh material: %w", err)
 }
 
 // sshKeys is the material of all hosts. Its maps do not change.
@@ -147,7 +147,7 @@ func readKeyFile(path string) (ssh.Signer, error) {
 		return signer, nil
 	}
 	if _, _, _, _, pubErr := ssh.ParseAuthorizedKey(text); pubErr == nil {
-		return nil, permanent(codeKeyInvalid, "%s is not a private key but a public one: give the file without .pub", path)
+		return nil, provider.Permanentf(codeKeyInvalid, "%s is not a private key but a public one: give the file without .pub", path)
 	}
 	return nil, err
 }
@@ -158,9 +158,9 @@ func keyError(path string, err error) error {
 		return err
 	}
 	if _, locked := errors.AsType[*ssh.PassphraseMissingError](err); locked {
-		return permanent(codeKeyLocked, "%s needs a passphrase: give a key without one, or load it into an agent and set sshAgent, or have the program set Config.Passphrase", path)
+		return provider.Permanentf(codeKeyLocked, "%s needs a passphrase: give a key without one, or load it into an agent and set sshAgent, or have the program set Config.Passphrase", path)
 	}
-	return permanent(codeKeyInvalid, "%s is not a private key: %w", path, err)
+	return provider.Permanentf(codeKeyInvalid, "%s is not a private key: %w", path, err)
 }
 
 func (k *sshKeys) parseKeyFile(ctx context.Context, path string) (ssh.Signer, error) {
@@ -177,7 +177,7 @@ func (k *sshKeys) unlock(ctx context.Context, path string) (ssh.Signer, error) {
 	phrase, err := k.passphrase(ctx, path)
 	defer clear(phrase)
 	if err != nil {
-		return nil, transient(codeKeyLocked, "the passphrase of %s is not to be had: %w", path, err)
+		return nil, provider.Transientf(codeKeyLocked, "the passphrase of %s is not to be had: %w", path, err)
 	}
 	text, err := os.ReadFile(path) //nolint:gosec // the path is the configuration's.
 	if err != nil {
@@ -186,9 +186,9 @@ func (k *sshKeys) unlock(ctx context.Context, path string) (ssh.Signer, error) {
 	signer, err := ssh.ParsePrivateKeyWithPassphrase(text, phrase)
 	switch {
 	case errors.Is(err, x509.IncorrectPasswordError):
-		return nil, permanent(codeKeyLocked, "the passphrase that Config.Passphrase gave for %s is not the right one", path)
+		return nil, provider.Permanentf(codeKeyLocked, "the passphrase that Config.Passphrase gave for %s is not the right one", path)
 	case err != nil:
-		return nil, permanent(codeKeyInvalid, "%s is not a private key: %w", path, err)
+		return nil, provider.Permanentf(codeKeyInvalid, "%s is not a private key: %w", path, err)
 	}
 	return signer, nil
 }
@@ -197,7 +197,7 @@ func (k *sshKeys) unlock(ctx context.Context, path string) (ssh.Signer, error) {
 const agentVariable = "SSH_AUTH_SOCK"
 
 func errNoAgent() error {
-	return transient(codeAgentUnusable, "there is no ssh agent: %s is not set; start one (eval \"$(ssh-agent)\"; ssh-add), or give sshKeyFile", agentVariable)
+	return provider.Transientf(codeAgentUnusable, "there is no ssh agent: %s is not set; start one (eval \"$(ssh-agent)\"; ssh-add), or give sshKeyFile", agentVariable)
 }
 
 // login is what may log in to a server.
@@ -250,16 +250,16 @@ func (l *login) addAgent(ctx context.Context) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
-		return transient(codeAgentUnusable, "the ssh agent at %s does not answer: %w", path, err)
+		return provider.Transientf(codeAgentUnusable, "the ssh agent at %s does not answer: %w", path, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	l.close = func() { stop(); _ = conn.Close() }
 	signers, err := agent.NewClient(conn).Signers()
 	if err != nil {
-		return transient(codeAgentUnusable, "the ssh agent at %s does not tell its keys: %w", path, err)
+		return provider.Transientf(codeAgentUnusable, "the ssh agent at %s does not tell its keys: %w", path, err)
 	}
 	if len(signers) == 0 {
-		return transient(codeAgentUnusable, "the ssh agent at %s has no key: add one with ssh-add", path)
+		return provider.Transientf(codeAgentUnusable, "the ssh agent at %s has no key: add one with ssh-add", path)
 	}
 	if l.offer != "" {
 		l.offer += " and "
@@ -276,7 +276,7 @@ func parseKnownHosts(_ context.Context, path string) (*knownhosts.HostKeyDB, err
 	case errors.As(err, &pathErr):
 		return nil, unreadable(err)
 	case err != nil:
-		return nil, permanent(codeKeyInvalid, "%s is not a known_hosts file: %w", path, err)
+		return nil, provider.Permanentf(codeKeyInvalid, "%s is not a known_hosts file: %w", path, err)
 	}
 	return db, nil
 }
@@ -308,7 +308,7 @@ func (k *sshKeys) hostKeys(ctx context.Context, h hop) (keys *hostKeys, stale, e
 	}
 	keys.callback = func(host string, remote net.Addr, key ssh.PublicKey) error {
 		if err := db.HostKeyCallback()(host, remote, key); err != nil {
-			keys.refusal = permanent(codeHostKeyChanged,
+			keys.refusal = provider.Permanentf(codeHostKeyChanged,
 				"%s shows a host key (%s %s) that is not the one in %s, or a revoked one: somebody may be in between; "+
 					"if the host was set up anew, replace its line: %w",
 				address, key.Type(), ssh.FingerprintSHA256(key), h.knownHosts, err)
@@ -321,13 +321,13 @@ func (k *sshKeys) hostKeys(ctx context.Context, h hop) (keys *hostKeys, stale, e
 
 func unknownHost(address, path string) error {
 	host, port, _ := net.SplitHostPort(address)
-	return permanent(codeHostKeyUnknown,
+	return provider.Permanentf(codeHostKeyUnknown,
 		"host %s port %s is not in %s: run `ssh-keyscan -p %s %s >> %s` and compare what it added with the host's own keys",
 		host, port, path, port, host, path)
 }
 
 // noCommonKey is a host that has no key of the types that known_hosts names.
 func noCommonKey(address, path string, algorithms []string) error {
-	return permanent(codeHostKeyUnknown, "%w", fmt.Errorf(
+	return provider.Permanentf(codeHostKeyUnknown, "%w", fmt.Errorf(
 		"%s offers no host key of the types that %s has for it (%v): add its other keys with ssh-keyscan", address, path, algorithms))
 }

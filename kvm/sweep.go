@@ -20,7 +20,7 @@ import (
 // domain is gone are reported and stay: nothing tells whose they were.
 func (p *Provider) Sweep(ctx context.Context, req provider.SweepRequest) ([]provider.Leftover, error) {
 	if err := provider.ValidTag(req.Tag); err != nil {
-		return nil, p.failure("Sweep", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return nil, p.failure("Sweep", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	if req.MinAge <= 0 {
 		req.MinAge = provider.DefaultSweepAge

@@ -12,6 +12,7 @@ import (
 	"github.com/digitalocean/go-libvirt"
 
 	"github.com/egressfleet/egress/internal/virtstream"
+	"github.com/egressfleet/egress/provider"
 )
 
 // packetSize is the size of the packets of an upload.
@@ -172,7 +173,7 @@ func (h *hostConn) send(ctx context.Context, s *session, vol libvirt.StorageVol,
 	case source.failure() != nil:
 		return source.failure()
 	case errors.Is(context.Cause(ctx), errStalled):
-		return transient(codeNoAnswer, "%w", context.Cause(ctx))
+		return provider.Transientf(codeNoAnswer, "%w", context.Cause(ctx))
 	}
 	return err
 }

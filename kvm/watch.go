@@ -25,10 +25,10 @@ const (
 // it is gone, counts as the tag's.
 func (p *Provider) Watch(ctx context.Context, tag string, changed func(id string)) error {
 	if err := provider.ValidTag(tag); err != nil {
-		return p.failure("Watch", "", "", &provider.Error{Class: provider.ErrPermanent, Code: provider.CodeInvalidRequest, Err: err})
+		return p.failure("Watch", "", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	caller := ctx
-	ctx, leave, err := p.enter(ctx)
+	ctx, leave, err := p.life.Enter(ctx)
 	if err != nil {
 		return p.failure("Watch", "", "", err)
 	}

@@ -108,6 +108,29 @@ func (e *Error) class() error {
 	return e.Class
 }
 
+// Permanentf, Transientf and Quotaf are for those who write providers: they make an
+// [*Error] of the class ErrPermanent, ErrTransient or ErrQuotaExceeded, with a code,
+// out of what [fmt.Errorf] makes of the format.
+func Permanentf(code, format string, args ...any) error {
+	return &Error{Class: ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
+}
+
+// Transientf is like [Permanentf]. Of the end of a context, and of a time-out of the
+// network, which matches the same, it keeps the text alone: else the provider's own
+// would be taken for that of the caller's context.
+func Transientf(code, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = errors.New(err.Error())
+	}
+	return &Error{Class: ErrTransient, Code: code, Err: err}
+}
+
+// Quotaf is like [Permanentf].
+func Quotaf(code, format string, args ...any) error {
+	return &Error{Class: ErrQuotaExceeded, Code: code, Err: fmt.Errorf(format, args...)}
+}
+
 // HasCode tells whether err is, or wraps, an [*Error] with that code.
 func HasCode(err error, code string) bool {
 	var e *Error

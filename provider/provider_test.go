@@ -286,3 +286,23 @@ func FuzzParseID(f *testing.F) {
 		require.Equal(t, id, format.Format(scope, name))
 	})
 }
+
+func TestErrorsAreMadeOfAClassAndACode(t *testing.T) {
+	cause := errors.New("no such bridge")
+	for class, make := range map[error]func(code, format string, args ...any) error{
+		provider.ErrPermanent: provider.Permanentf, provider.ErrTransient: provider.Transientf, provider.ErrQuotaExceeded: provider.Quotaf,
+	} {
+		err := make("NoBridge", "host %s: %w", "kvm1", cause)
+		require.ErrorIs(t, err, class)
+		require.ErrorIs(t, err, cause)
+		assert.True(t, provider.HasCode(err, "NoBridge"))
+		assert.EqualError(t, err, "host kvm1: no such bridge (NoBridge)")
+	}
+}
+
+func TestATimeoutOfTheProvidersOwnIsNotTheCallers(t *testing.T) {
+	err := provider.Transientf("NoAnswer", "asked for 5s: %w", context.DeadlineExceeded)
+	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "asked for 5s: context deadline exceeded")
+	assert.Equal(t, "transient", provider.Class(err))
+}

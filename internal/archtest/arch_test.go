@@ -71,8 +71,8 @@ var rules = map[string]rule{
 	"health/healthmetrics":     {imports: []string{"endpoint", "health"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet/fleetmetrics":       {imports: []string{"endpoint", "fleet"}, modules: append([]string{"github.com/go-logr/logr"}, prometheusModules...)},
 	"fleet":                    {imports: []string{"endpoint", "health", "internal/check", "lease", "provider"}, modules: []string{"github.com/go-logr/logr"}},
-	"gcp":                      {imports: []string{"internal/check", "provider"}, modules: gcpModules},
-	"kvm":                      {imports: []string{"cloudinit", "internal/check", "internal/diskimage", "internal/virtstream", "provider"}, modules: kvmModules},
+	"gcp":                      {imports: []string{"internal/check", "internal/lifetime", "provider"}, modules: gcpModules},
+	"kvm":                      {imports: []string{"cloudinit", "internal/check", "internal/diskimage", "internal/lifetime", "internal/virtstream", "provider"}, modules: kvmModules},
 }
 
 // pkg is what go list tells.

@@ -64,14 +64,14 @@ func (b *body) open() error {
 	late := time.AfterFunc(b.o.Stall, func() { cancel(b.stalled()) })
 	next, err := b.o.openAt(ctx, b.src, b.offset.Load(), b.first)
 	if !late.Stop() && err == nil {
-		err = transient(CodeDownloadFailed, "%s: %w", Shown(b.src.URL), b.stalled())
+		err = provider.Transientf(CodeDownloadFailed, "%s: %w", Shown(b.src.URL), b.stalled())
 		_ = next.Close()
 	}
 	if err != nil {
 		cause := context.Cause(ctx)
 		cancel(nil)
 		if errors.Is(cause, errStalled) {
-			err = transient(CodeDownloadFailed, "%s: %w", Shown(b.src.URL), cause)
+			err = provider.Transientf(CodeDownloadFailed, "%s: %w", Shown(b.src.URL), cause)
 		}
 		return err
 	}
@@ -179,7 +179,7 @@ func (b *body) cut(err error) error {
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%d of %d bytes arrived", b.offset.Load(), b.length())
 	}
-	return transient(CodeDownloadFailed, "%s: the download was cut: %w", Shown(b.src.URL), withoutURL(err))
+	return provider.Transientf(CodeDownloadFailed, "%s: the download was cut: %w", Shown(b.src.URL), withoutURL(err))
 }
 
 func (b *body) drop() {

@@ -10,6 +10,8 @@ import (
 	"io"
 	"path"
 	"strings"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // maxChecksums is the most of a checksums file that is read, in bytes. Those of
@@ -30,13 +32,13 @@ func (o Opener) Resolve(ctx context.Context, src Source, checksums string) (Sour
 	case err != nil:
 		return src, err
 	case len(text) > maxChecksums:
-		return src, permanent(CodeBadImage, "%s is no checksums file: it has more than %d bytes", Shown(checksums), maxChecksums)
+		return src, provider.Permanentf(CodeBadImage, "%s is no checksums file: it has more than %d bytes", Shown(checksums), maxChecksums)
 	case b.first.html || looksLikeHTML(text):
-		return src, permanent(CodeBadImage, "%s is an HTML page and no checksums file", Shown(checksums))
+		return src, provider.Permanentf(CodeBadImage, "%s is an HTML page and no checksums file", Shown(checksums))
 	}
 	found, err := findChecksum(text, baseName(src.URL))
 	if err != nil {
-		return src, permanent(CodeBadImage, "%s: %w", Shown(checksums), err)
+		return src, provider.Permanentf(CodeBadImage, "%s: %w", Shown(checksums), err)
 	}
 	switch len(found) {
 	case sha256Digits:

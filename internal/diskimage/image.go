@@ -9,6 +9,8 @@ import (
 	"errors"
 	"hash"
 	"io"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // readAhead is the buffer on what a source gives. Larger reads pass it by.
@@ -83,7 +85,7 @@ func (i *Image) look() error {
 	case i.body.first.html:
 		return i.bad(errHTML)
 	case len(head) == 0:
-		return permanent(CodeBadImage, "%s is empty", Shown(i.src.URL))
+		return provider.Permanentf(CodeBadImage, "%s is empty", Shown(i.src.URL))
 	}
 	if p, ok := packingOf(head); ok {
 		if head, err = i.unpack(p); err != nil {
@@ -95,13 +97,15 @@ func (i *Image) look() error {
 		return i.bad(err)
 	}
 	if i.src.Format != "" && kind.format != i.src.Format {
-		return permanent(CodeBadImage, "%s is a %s image and not %s: correct the image's format, or leave it out", Shown(i.src.URL), kind.format, i.src.Format)
+		return provider.Permanentf(CodeBadImage, "%s is a %s image and not %s: correct the image's format, or leave it out", Shown(i.src.URL), kind.format, i.src.Format)
 	}
 	i.Format, i.VirtualSize = kind.format, kind.virtualSize
 	return nil
 }
 
-func (i *Image) bad(err error) error { return permanent(CodeBadImage, "%s: %w", Shown(i.src.URL), err) }
+func (i *Image) bad(err error) error {
+	return provider.Permanentf(CodeBadImage, "%s: %w", Shown(i.src.URL), err)
+}
 
 // peek returns the beginning of a stream, which may be short.
 func peek(r *bufio.Reader) ([]byte, error) {
@@ -137,7 +141,7 @@ func (i *Image) unpacking(err error) error {
 	if failed := i.body.failed(); failed != nil {
 		return failed
 	}
-	return permanent(CodeBadImage, "%s: the %s file is broken: %w", Shown(i.src.URL), i.Packing, err)
+	return provider.Permanentf(CodeBadImage, "%s: the %s file is broken: %w", Shown(i.src.URL), i.Packing, err)
 }
 
 // Read returns the unpacked image.
@@ -187,7 +191,7 @@ func (i *Image) Verify() error {
 	}
 	for _, s := range i.sums {
 		if got := hex.EncodeToString(s.hash.Sum(nil)); s.want != "" && got != s.want {
-			return permanent(CodeDigestMismatch, "%s has the %s %s, wanted %s: correct the digest, or find out who changed the image",
+			return provider.Permanentf(CodeDigestMismatch, "%s has the %s %s, wanted %s: correct the digest, or find out who changed the image",
 				Shown(i.src.URL), s.name, got, s.want)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/egressfleet/egress/provider"
 )
 
 // opened is a source at some offset.
@@ -35,9 +37,9 @@ func (o Opener) openAt(ctx context.Context, src Source, offset int64, before *op
 func openFile(path string, offset int64) (*opened, error) {
 	f, err := os.Open(path) //nolint:gosec // the administrator's choice.
 	if err != nil {
-		class := transient
+		class := provider.Transientf
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-			class = permanent
+			class = provider.Permanentf
 		}
 		return nil, class(CodeDownloadFailed, "%w", err)
 	}
@@ -50,7 +52,7 @@ func openFile(path string, offset int64) (*opened, error) {
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, permanent(CodeDownloadFailed, "%w", err)
+		return nil, provider.Permanentf(CodeDownloadFailed, "%w", err)
 	}
 	return &opened{ReadCloser: f, length: info.Size()}, nil
 }
@@ -58,7 +60,7 @@ func openFile(path string, offset int64) (*opened, error) {
 func (o Opener) get(ctx context.Context, src Source, offset int64, before *opened) (*opened, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, src.URL, nil)
 	if err != nil {
-		return nil, permanent(CodeDownloadFailed, "%s: %w", Shown(src.URL), withoutURL(err))
+		return nil, provider.Permanentf(CodeDownloadFailed, "%s: %w", Shown(src.URL), withoutURL(err))
 	}
 	// What arrives must be what the digest is of.
 	req.Header.Set("Accept-Encoding", "identity")
@@ -70,7 +72,7 @@ func (o Opener) get(ctx context.Context, src Source, offset int64, before *opene
 	}
 	resp, err := o.Client.Do(req)
 	if err != nil {
-		return nil, transient(CodeDownloadFailed, "%s: %w", Shown(src.URL), withoutURL(err))
+		return nil, provider.Transientf(CodeDownloadFailed, "%s: %w", Shown(src.URL), withoutURL(err))
 	}
 	out, err := answered(resp, src, offset, before)
 	if err != nil {
@@ -94,11 +96,11 @@ func answered(resp *http.Response, src Source, offset int64, before *opened) (*o
 	case code == http.StatusPartialContent && offset > 0:
 		return out, resumed(out, resp.Header.Get("Content-Range"), src, offset, before)
 	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= http.StatusInternalServerError:
-		return nil, transient(CodeDownloadFailed, "%s: the server answered %s", Shown(src.URL), resp.Status)
+		return nil, provider.Transientf(CodeDownloadFailed, "%s: the server answered %s", Shown(src.URL), resp.Status)
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		return nil, changed(src)
 	}
-	return nil, permanent(CodeDownloadFailed, "%s: the server answered %s: correct the image's url", Shown(src.URL), resp.Status)
+	return nil, provider.Permanentf(CodeDownloadFailed, "%s: the server answered %s: correct the image's url", Shown(src.URL), resp.Status)
 }
 
 // validator returns a strong ETag, or a date, which is precise enough for files
@@ -117,7 +119,7 @@ func skip(out *opened, src Source, offset int64, before *opened) error {
 		return changed(src)
 	}
 	if _, err := io.CopyN(io.Discard, out, offset); err != nil {
-		return transient(CodeDownloadFailed, "%s: the download was cut: %w", Shown(src.URL), withoutURL(err))
+		return provider.Transientf(CodeDownloadFailed, "%s: the download was cut: %w", Shown(src.URL), withoutURL(err))
 	}
 	return nil
 }
@@ -127,7 +129,7 @@ func resumed(out *opened, contentRange string, src Source, offset int64, before 
 	var first, last int64
 	var total string
 	if n, err := fmt.Sscanf(contentRange, "bytes %d-%d/%s", &first, &last, &total); n != 3 || err != nil || first != offset {
-		return transient(CodeDownloadFailed, "%s: the server answered with the part %q, wanted one from %d", Shown(src.URL), contentRange, offset)
+		return provider.Transientf(CodeDownloadFailed, "%s: the server answered with the part %q, wanted one from %d", Shown(src.URL), contentRange, offset)
 	}
 	out.length = before.length
 	if n, err := strconv.ParseInt(total, 10, 64); err == nil && before.length >= 0 && n != before.length {
@@ -137,5 +139,5 @@ func resumed(out *opened, contentRange string, src Source, offset int64, before 
 }
 
 func changed(src Source) error {
-	return transient(CodeDownloadFailed, "%s: the download was cut and cannot be resumed: the image changed, or the server keeps no version of it", Shown(src.URL))
+	return provider.Transientf(CodeDownloadFailed, "%s: the download was cut and cannot be resumed: the image changed, or the server keeps no version of it", Shown(src.URL))
 }

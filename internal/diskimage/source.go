@@ -1,17 +1,13 @@
 package diskimage
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"path"
 	"path/filepath"
 	"strings"
 	"time"
-
-	"github.com/egressfleet/egress/provider"
 )
 
 // The codes of this package's errors.
@@ -113,23 +109,6 @@ type Opener struct {
 
 // hasDigest tells whether the content is known beforehand.
 func (s Source) hasDigest() bool { return s.SHA256+s.SHA512 != "" }
-
-func transient(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: notCanceled(fmt.Errorf(format, args...))}
-}
-
-func permanent(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-// notCanceled keeps a time-out of the network from being taken for the end of
-// the caller's context, which matches the same error.
-func notCanceled(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return errors.New(err.Error())
-	}
-	return err
-}
 
 // withoutURL takes the URL, which may carry credentials, out of an error.
 func withoutURL(err error) error {

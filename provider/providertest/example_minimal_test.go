@@ -57,7 +57,7 @@ type machine struct {
 // labels in one call, so nothing exists without them.
 func (r *Rack) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
 	if err := req.Validate(); err != nil {
-		return "", failed("Create", "", permanent(provider.CodeInvalidRequest, err))
+		return "", failed("Create", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	zone, err := r.zone(req.Placement.Zone)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *Rack) zone(name string) (string, error) {
 		return r.zones[0], nil
 	}
 	if !slices.Contains(r.zones, name) {
-		return "", permanent(provider.CodeInvalidRequest, fmt.Errorf("placement.zone: %q: choose one of %q", name, r.zones))
+		return "", provider.Permanentf(provider.CodeInvalidRequest, "placement.zone: %q: choose one of %q", name, r.zones)
 	}
 	return name, nil
 }
@@ -94,7 +94,7 @@ func (r *Rack) same(ctx context.Context, zone, name string, req provider.CreateR
 	case err != nil:
 		return err
 	case m.Labels["tag"] != req.Tag || m.Labels["uid"] != req.UID:
-		return permanent(provider.CodeCollision, errors.New("another tag or UID holds the name"))
+		return provider.Permanentf(provider.CodeCollision, "another tag or UID holds the name")
 	case m.Status == "deleting":
 		return errors.New("a machine of that name is still being deleted")
 	}
@@ -118,7 +118,7 @@ func (r *Rack) Get(ctx context.Context, id string) (provider.Instance, error) {
 func (r *Rack) parse(id string) (zone, name string, err error) {
 	zone, name, err = ids.Parse(id)
 	if err == nil && !slices.Contains(r.zones, zone) {
-		err = permanent(provider.CodeUnconfigured, fmt.Errorf("zone %q: there are %q", zone, r.zones))
+		err = provider.Permanentf(provider.CodeUnconfigured, "zone %q: there are %q", zone, r.zones)
 	}
 	return zone, name, err
 }
@@ -129,7 +129,7 @@ func (r *Rack) machine(ctx context.Context, zone, name string) (m machine, err e
 		return m, err
 	}
 	if provider.Name(m.Labels["uid"]) != name {
-		return m, permanent(provider.CodeCollision, errors.New("a machine of that name is not ours"))
+		return m, provider.Permanentf(provider.CodeCollision, "a machine of that name is not ours")
 	}
 	return m, nil
 }
@@ -185,7 +185,7 @@ func (r *Rack) Delete(ctx context.Context, id string) error {
 // ListByTag implements provider.Provider. It asks all zones at the same time.
 func (r *Rack) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
 	if err := provider.ValidTag(tag); err != nil {
-		return nil, failed("ListByTag", "", permanent(provider.CodeInvalidRequest, err))
+		return nil, failed("ListByTag", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	var (
 		mu      sync.Mutex
@@ -264,10 +264,6 @@ func (e *statusError) class() error {
 		return provider.ErrPermanent
 	}
 	return provider.ErrTransient
-}
-
-func permanent(code string, err error) error {
-	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: err}
 }
 
 // failed gives an error its operation and ID, and a class where it has none.

@@ -18,7 +18,7 @@ const (
 // the marks; it waits for its Secret.
 func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (string, error) {
 	if err := req.Validate(); err != nil {
-		return "", p.failure("Create", "", permanent(provider.CodeInvalidRequest, "%w", err))
+		return "", p.failure("Create", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	id := ids.Format(p.cfg.Namespace, provider.Name(req.UID))
 	pod, err := p.cfg.podFor(req)
@@ -27,7 +27,7 @@ func (p *Provider) Create(ctx context.Context, req provider.CreateRequest) (stri
 	}
 	files, err := p.cfg.files(req.UID, req.UserData)
 	if err != nil {
-		return id, p.failure("Create", id, permanent(provider.CodeInvalidRequest, "squid.conf: %w", err))
+		return id, p.failure("Create", id, provider.Permanentf(provider.CodeInvalidRequest, "squid.conf: %w", err))
 	}
 	return id, p.failure("Create", id, p.make(ctx, pod, files))
 }
@@ -97,7 +97,7 @@ func (p *Provider) fill(ctx context.Context, pod *corev1.Pod, r record, files ma
 // pod is there, an owner of another UID is not.
 func (p *Provider) clear(ctx context.Context, pod *corev1.Pod, stale *corev1.Secret) error {
 	if r, err := marksOf(stale); err != nil || r.UID != pod.Annotations[AnnotationUID] {
-		return permanent(provider.CodeCollision, "the Secret %s is somebody else's", stale.Name)
+		return provider.Permanentf(provider.CodeCollision, "the Secret %s is somebody else's", stale.Name)
 	}
 	now, err := p.pod(ctx, pod.Name)
 	if absent(err, resourcePods, pod.Name) || err == nil && now.UID != pod.UID {

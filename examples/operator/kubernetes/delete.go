@@ -27,7 +27,7 @@ func (p *Provider) delete(ctx context.Context, name string) error {
 		return err
 	}
 	if _, err := marksOf(pod); err != nil {
-		return permanent(provider.CodeCollision, "the pod %s is somebody else's: %w", name, err)
+		return provider.Permanentf(provider.CodeCollision, "the pod %s is somebody else's: %w", name, err)
 	}
 	if err := p.deleteSecret(ctx, name); err != nil {
 		return err

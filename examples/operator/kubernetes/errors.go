@@ -25,17 +25,8 @@ const (
 	codeBadClient      = "BadClient"
 )
 
-// permanent and transient make an error of that class with a code of ours.
-func permanent(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
-func transient(code, format string, args ...any) error {
-	return &provider.Error{Class: provider.ErrTransient, Code: code, Err: fmt.Errorf(format, args...)}
-}
-
 // busy is for what passes as soon as somebody else is done.
-func busy(format string, args ...any) error { return transient(codeBusy, format, args...) }
+func busy(format string, args ...any) error { return provider.Transientf(codeBusy, format, args...) }
 
 // rule is one row of the table of errors.
 type rule struct {

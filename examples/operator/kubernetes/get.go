@@ -60,7 +60,7 @@ const pageSize = 250
 // again at what the API server selected.
 func (p *Provider) ListByTag(ctx context.Context, tag string) ([]provider.Instance, error) {
 	if err := provider.ValidTag(tag); err != nil {
-		return nil, p.failure("ListByTag", "", permanent(provider.CodeInvalidRequest, "%w", err))
+		return nil, p.failure("ListByTag", "", provider.Permanentf(provider.CodeInvalidRequest, "%w", err))
 	}
 	pods, err := p.pods(ctx, tag)
 	if err != nil {

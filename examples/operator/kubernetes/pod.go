@@ -50,11 +50,11 @@ func (c Config) podFor(req provider.CreateRequest) (*corev1.Pod, error) {
 	image := or(req.Placement.Image, c.Image)
 	switch {
 	case image == "":
-		return nil, permanent(provider.CodeInvalidRequest, "placement.image: give an image, here or as image in the configuration")
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "placement.image: give an image, here or as image in the configuration")
 	case !isImage(image):
-		return nil, permanent(provider.CodeInvalidRequest, "placement.image: %q: must be the name of an image", image)
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "placement.image: %q: must be the name of an image", image)
 	case len(validation.IsValidLabelValue(req.Placement.Zone)) > 0:
-		return nil, permanent(provider.CodeInvalidRequest, "placement.zone: %q: must be a value of the nodes' label %s", req.Placement.Zone, zoneLabel)
+		return nil, provider.Permanentf(provider.CodeInvalidRequest, "placement.zone: %q: must be a value of the nodes' label %s", req.Placement.Zone, zoneLabel)
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: provider.Name(req.UID), Namespace: c.Namespace},

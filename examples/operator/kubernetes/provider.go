@@ -61,7 +61,7 @@ func (p *Provider) Endpoint(uid string, in provider.Instance) (endpoint.Endpoint
 func (p *Provider) parse(id string) (name string, err error) {
 	namespace, name, err := ids.Parse(id)
 	if err == nil && namespace != p.cfg.Namespace {
-		err = permanent(provider.CodeUnconfigured, "this provider has only the namespace %q", p.cfg.Namespace)
+		err = provider.Permanentf(provider.CodeUnconfigured, "this provider has only the namespace %q", p.cfg.Namespace)
 	}
 	return name, err
 }
@@ -168,11 +168,11 @@ func ended(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return transient(codeNoAnswer, "the API server has not answered in time: %s", err) // not wrapped
+		return provider.Transientf(codeNoAnswer, "the API server has not answered in time: %s", err) // not wrapped
 	case runtime.IsNotRegisteredError(err):
-		return permanent(codeBadClient, "the client does not know the core types: %w", err)
+		return provider.Permanentf(codeBadClient, "the client does not know the core types: %w", err)
 	}
-	return transient(codeConnectionLost, "the API server cannot be reached: %w", err)
+	return provider.Transientf(codeConnectionLost, "the API server cannot be reached: %w", err)
 }
 
 // outcome is a word for the log.

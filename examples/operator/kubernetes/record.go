@@ -82,14 +82,14 @@ func marksOf(o client.Object) (record, error) {
 func recordOf(pod *corev1.Pod) (record, error) {
 	r, err := marksOf(pod)
 	if err != nil {
-		return r, permanent(provider.CodeCollision, "the pod %s is somebody else's: %w", pod.Name, err)
+		return r, provider.Permanentf(provider.CodeCollision, "the pod %s is somebody else's: %w", pod.Name, err)
 	}
 	var w wireRecord
 	if err := json.Unmarshal([]byte(pod.Annotations[AnnotationMetadata]), &w); err != nil {
-		return r, permanent(codeBadRecord, "the annotation %s of the pod %s cannot be read: %w", AnnotationMetadata, pod.Name, err)
+		return r, provider.Permanentf(codeBadRecord, "the annotation %s of the pod %s cannot be read: %w", AnnotationMetadata, pod.Name, err)
 	}
 	if w.Version != recordVersion {
-		return r, permanent(codeBadRecord, "the annotation %s of the pod %s has version %d, this program reads %d", AnnotationMetadata, pod.Name, w.Version, recordVersion)
+		return r, provider.Permanentf(codeBadRecord, "the annotation %s of the pod %s has version %d, this program reads %d", AnnotationMetadata, pod.Name, w.Version, recordVersion)
 	}
 	r.Metadata = w.Metadata
 	return r, nil
@@ -100,7 +100,7 @@ func recordOf(pod *corev1.Pod) (record, error) {
 func (r record) same(pod *corev1.Pod) error {
 	have, err := marksOf(pod)
 	if err != nil || have.Tag != r.Tag || have.UID != r.UID {
-		return permanent(provider.CodeCollision, "the pod %s belongs to another tag or UID, or to nobody of ours", pod.Name)
+		return provider.Permanentf(provider.CodeCollision, "the pod %s belongs to another tag or UID, or to nobody of ours", pod.Name)
 	}
 	if pod.DeletionTimestamp != nil {
 		return busy("the pod %s is still being deleted", pod.Name)
