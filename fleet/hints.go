@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/provider"
@@ -58,12 +56,6 @@ func (f *Fleet) goneLocked(m *member, now time.Time, cause error) {
 	f.endLocked(m, now, PhaseDeleting, reason)
 }
 
-// The part of a console that a reason quotes.
-const (
-	consoleBytes = 4 << 10
-	consoleRunes = 200
-)
-
 // overdue tells whether an instance that was just seen not to run has had its
 // time, so that its console is worth reading.
 func (f *Fleet) overdue(m *member, s provider.State) bool {
@@ -74,52 +66,9 @@ func (f *Fleet) overdue(m *member, s provider.State) bool {
 
 // lastWords is the end of an instance's console, for a reason.
 func (f *Fleet) lastWords(ctx context.Context, id string) string {
-	text, err := provider.ReadConsole(ctx, f.cfg.Provider, id, consoleBytes)
-	if err != nil {
-		return ""
-	}
-	line := lastLine(string(text))
+	line := provider.LastConsoleLine(ctx, f.cfg.Provider, id)
 	if line == "" {
 		return ""
 	}
 	return fmt.Sprintf("; its console ends with %q", line)
-}
-
-// lastLine is the last line of a console with anything on it, without what is for
-// terminals.
-func lastLine(text string) string {
-	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
-	for i := len(lines) - 1; i >= 0; i-- {
-		line := strings.TrimSpace(strings.Map(printable, withoutEscapes(lines[i])))
-		if line != "" {
-			runes := []rune(line)
-			return string(runes[:min(len(runes), consoleRunes)])
-		}
-	}
-	return ""
-}
-
-func printable(r rune) rune {
-	if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-		return -1
-	}
-	return r
-}
-
-// withoutEscapes leaves out a terminal's control sequences, of the form ESC [ …
-// letter.
-func withoutEscapes(line string) string {
-	var out strings.Builder
-	for {
-		before, after, found := strings.Cut(line, "\x1b[")
-		out.WriteString(before)
-		if !found {
-			return out.String()
-		}
-		end := strings.IndexFunc(after, func(r rune) bool { return r >= '@' && r <= '~' })
-		line = after[end+1:]
-		if end < 0 {
-			return out.String()
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,4 +107,36 @@ func ExampleReadConsole() {
 	// Output:
 	// ReadConsole hosts/kvm1/domains/proxy-a: this provider keeps no console (Unsupported)
 	// true true
+}
+
+// console is a provider whose instances have written that.
+type console struct {
+	provider.Provider
+	text string
+	err  error
+}
+
+func (c console) ReadConsole(context.Context, string, int) ([]byte, error) {
+	return []byte(c.text), c.err
+}
+
+func TestLastConsoleLineIsForASentence(t *testing.T) {
+	for name, c := range map[string]struct {
+		console console
+		want    string
+	}{
+		"plain":            {console{text: "booting\nlogin: "}, "login:"},
+		"blank lines":      {console{text: "panic\r\n\r\n  \r\n\x1b[0m\r\n"}, "panic"},
+		"control":          {console{text: "\x1b[2J\x1b[01;31merror: no such\x00 device\x1b[0m.\r\n"}, "error: no such device."},
+		"unended sequence": {console{text: "halted\x1b[01;3"}, "halted"},
+		"not UTF-8":        {console{text: "disk \xff\xfe gone"}, "disk  gone"},
+		"long":             {console{text: strings.Repeat("é", 300)}, strings.Repeat("é", 200)},
+		"nothing":          {console{text: "\n\n"}, ""},
+		"no answer":        {console{text: "half", err: provider.ErrTransient}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, c.want, provider.LastConsoleLine(t.Context(), decorator{inner: c.console}, "x"))
+		})
+	}
+	assert.Empty(t, provider.LastConsoleLine(t.Context(), decorator{}, "x"), "one that keeps no console")
 }

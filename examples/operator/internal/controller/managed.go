@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -376,12 +375,11 @@ func (p *pass) boot(ctx context.Context, prov provider.Provider, in provider.Ins
 func (p *pass) lastWords(ctx context.Context, prov provider.Provider) string {
 	ctx, cancel := p.call(ctx)
 	defer cancel()
-	text, err := provider.ReadConsole(ctx, prov, p.px.Status.ProviderID, 4<<10)
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if err != nil || lines[len(lines)-1] == "" {
+	line := provider.LastConsoleLine(ctx, prov, p.px.Status.ProviderID)
+	if line == "" {
 		return ""
 	}
-	return fmt.Sprintf("; its console ends with %.200q", lines[len(lines)-1])
+	return fmt.Sprintf("; its console ends with %q", line)
 }
 
 // serve has a machine that runs probed and leased.
