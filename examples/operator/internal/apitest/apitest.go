@@ -49,6 +49,7 @@ func Main(m *testing.M) {
 		if err := shared.env.Stop(); err != nil && code == 0 {
 			code = 1
 		}
+		_ = os.RemoveAll(shared.env.ControlPlane.GetAPIServer().CertDir)
 	}
 	os.Exit(code)
 }
@@ -67,15 +68,34 @@ func Config(t testing.TB) *rest.Config {
 			CRDDirectoryPaths:     []string{Path("config", "crd", "bases")},
 			ErrorIfCRDPathMissing: true,
 		}
+		server := env.ControlPlane.GetAPIServer()
 		if address := bridgeAddress(); address != "" {
-			env.ControlPlane.GetAPIServer().Configure().Set("advertise-address", address)
+			server.Configure().Set("advertise-address", address)
 		}
+		var err error
+		server.CertDir, err = os.MkdirTemp("", "apiserver-") // its own would go with it in an Outage
+		require.NoError(t, err)
 		cfg, err := env.Start()
 		require.NoError(t, err)
 		cfg.QPS, cfg.Burst = -1, 0 // tests wait for the API server alone
 		shared.env, shared.cfg = env, cfg
 	}
 	return rest.CopyConfig(shared.cfg)
+}
+
+// Outage ends the API server, runs f, and starts it again with all that it had. While
+// somebody watches it does not end by itself: then it is killed after 20 seconds, in
+// which it takes no connections either.
+func Outage(t testing.TB, f func()) {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	server := shared.env.ControlPlane.GetAPIServer()
+	if err := server.Stop(); err != nil {
+		require.ErrorContains(t, err, "timeout waiting for process")
+	}
+	defer func() { require.NoError(t, server.Start()) }()
+	f()
 }
 
 // bridgeAddress is the lab's own address, where the tests run in it. There is no
