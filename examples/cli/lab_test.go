@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"testing"
@@ -13,37 +12,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/egressfleet/egress/examples/internal/setup"
-)
-
-// The lab's own address, and a name that its resolver gives to every guest.
-const (
-	labAddress = "10.77.0.1"
-	labSite    = "site.lab.test"
+	"github.com/egressfleet/egress/internal/labtest"
 )
 
 // newLab is a world on the hypervisor that KVM_TEST_* describe, with a site on the
 // bridge.
 func newLab(t *testing.T) *world {
 	t.Helper()
-	env := os.Getenv
-	if env("KVM_TEST_IMAGE_URL") == "" || env("KVM_TEST_BRIDGE") == "" {
-		t.Skip("needs the lab: make lab-test")
-	}
+	labtest.Require(t)
 	w := &world{t: t, dir: t.TempDir(), key: bytes.Repeat([]byte("k"), 32), signals: make(chan os.Signal, 4)}
 	w.change = func(a *app) { a.types, a.poll, a.settle = setup.Types, 2*time.Second, time.Minute }
 	w.write("key", string(w.key))
-	w.write("providers.yaml", fmt.Sprintf(`
-providers:
-  - name: lab
-    type: kvm
-    kvm:
-      sshKeyFile: %q
-      knownHostsFile: %q
-      images: {lab: {url: %q, sha256: %q}}
-      machineTypes: {small: {vcpus: 2, memoryMiB: 768}}
-      hosts: [{name: lab, address: %q, user: %q, pool: %q, bridge: %q}]
-`, env("KVM_TEST_SSH_KEY"), env("KVM_TEST_KNOWN_HOSTS"), env("KVM_TEST_IMAGE_URL"), env("KVM_TEST_IMAGE_SHA256"),
-		env("KVM_TEST_HOST"), env("KVM_TEST_USER"), env("KVM_TEST_POOL"), env("KVM_TEST_BRIDGE")))
+	w.write("providers.yaml", string(labtest.Providers(labtest.KeyFile())))
 	return w
 }
 
@@ -73,28 +53,16 @@ func TestLabServe(t *testing.T) {
 	if os.Getenv("EGRESS_LAB_FULL") == "" {
 		t.Skip("runs as make lab-test FULL=1: it boots a guest")
 	}
-	w.writeCertificate(1, labSite)
-	ca, err := os.ReadFile(w.path("tls.crt"))
-	require.NoError(t, err)
-	w.write("ca.pem", string(ca))
-	listener, err := net.Listen("tcp", net.JoinHostPort(labAddress, "443"))
-	require.NoError(t, err)
-	site := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		host, _, _ := net.SplitHostPort(r.RemoteAddr)
-		fmt.Fprint(rw, host)
-	})}
-	go func() { _ = site.ServeTLS(listener, w.path("tls.crt"), w.path("tls.key")) }()
-	t.Cleanup(func() { _ = site.Close() })
+	w.write("ca.pem", string(labtest.PEM(labtest.Site(t))))
 
 	tag := fmt.Sprintf("lab-serve-%d", os.Getpid())
-	page := "https://" + labSite + "/"
-	flags := []string{"--tag", tag, "--probe", page, "--destinations", labAddress + "/24", "--probe-interval", "3s"}
+	flags := []string{"--tag", tag, "--probe", labtest.URL, "--destinations", labtest.Network, "--probe-interval", "3s"}
 	s := w.serve(flags...)
 	t.Cleanup(func() { w.run("rm", "--tag", tag, "--all") })
 	l := s.leaseWithin(6 * time.Minute)
-	assert.Equal(t, http.StatusOK, w.fetchPage(l.Endpoint.URL, page))
+	assert.Equal(t, http.StatusOK, w.fetchPage(l.Endpoint.URL, labtest.URL))
 	s.release(l)
-	got := w.run("probe", "--tag", tag, "--name", l.Endpoint.ID, "--key-file", w.path("key"), "--probe", page, "--probe-ca", w.path("ca.pem"))
+	got := w.run("probe", "--tag", tag, "--name", l.Endpoint.ID, "--key-file", w.path("key"), "--probe", labtest.URL, "--probe-ca", w.path("ca.pem"))
 	t.Log(got.stdout)
 	assert.Equal(t, exitOK, got.code, got.stderr)
 	assert.Contains(t, got.stdout, "10.77.0.", "the site tells the egress address")
@@ -107,7 +75,7 @@ func TestLabServe(t *testing.T) {
 	s = w.serve(append(flags, "--teardown")...)
 	again := s.leaseWithin(2 * time.Minute)
 	assert.Equal(t, l.Endpoint.ID, again.Endpoint.ID, "it is adopted")
-	assert.Equal(t, http.StatusOK, w.fetchPage(again.Endpoint.URL, page))
+	assert.Equal(t, http.StatusOK, w.fetchPage(again.Endpoint.URL, labtest.URL))
 	s.release(again)
 	s.signals <- os.Interrupt
 	select {
