@@ -558,7 +558,7 @@ func TestUpEndsWhereAllHostsAreFull(t *testing.T) {
 func TestWhatDoesNotBootShowsItsConsole(t *testing.T) {
 	w := newWorld(t, local.HostConfig{BootDelay: time.Hour})
 	w.console(func(string, int) ([]byte, error) { return []byte("\x1b[2Jgrub>\r\nno such partition\r\n"), nil })
-	got := w.up("--timeout", "50ms")
+	got := w.up("--timeout", "2s")
 	assert.Equal(t, exitTransient, got.code)
 	assert.Contains(t, got.stderr, "the end of its console:\n  | grub>\n  | no such partition\n")
 	assert.Contains(t, got.stderr, "by --keep and then: egressctl --providers "+w.path("providers.yaml")+" console proxy-")
