@@ -160,7 +160,7 @@ func TestACollisionIsNotRemoved(t *testing.T) {
 
 func TestKeepLeavesWhatFailed(t *testing.T) {
 	w := newWorld(t, local.HostConfig{BootDelay: time.Hour})
-	got := w.up("--keep", "--timeout", "300ms")
+	got := w.up("--keep", "--timeout", "2s")
 	assert.Equal(t, exitTransient, got.code, got.stderr)
 	require.Len(t, w.left(), 1)
 	assert.Contains(t, got.stderr, "kept "+w.left()[0].ID+"; remove it by: egressctl")
