@@ -102,7 +102,7 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 	}
 	firstCtx, leave := context.WithCancel(testContext(t))
 	first, second := create(firstCtx, "u1"), create(testContext(t), "u2")
-	require.Eventually(t, func() bool { return r.image.requests.Load() == 1 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return r.image.requests.Load() == 1 }, 10*time.Second, time.Millisecond)
 	time.Sleep(20 * time.Millisecond)
 	leave()
 	require.ErrorIs(t, <-first, context.Canceled)
@@ -128,7 +128,7 @@ func TestFetchEndsWithoutCallers(t *testing.T) {
 	_, err := r.Create(ctx, request("u1"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Less(t, time.Since(start), 500*time.Millisecond)
-	require.Eventually(t, func() bool { return gone.Load() && len(r.host().Volumes("default")) == 0 }, 2*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return gone.Load() && len(r.host().Volumes("default")) == 0 }, 10*time.Second, 10*time.Millisecond)
 }
 
 func TestBadImages(t *testing.T) {
@@ -219,7 +219,7 @@ func TestOtherProcessFetches(t *testing.T) {
 		errs <- err
 	}
 	go create(other, "u1")
-	require.Eventually(t, func() bool { return len(r.host().Volumes("default")) == 1 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(r.host().Volumes("default")) == 1 }, 10*time.Second, time.Millisecond)
 	go create(r.Provider, "u2")
 	time.Sleep(50 * time.Millisecond)
 	close(step)
@@ -655,7 +655,7 @@ func TestAnOldFailureIsForgotten(t *testing.T) {
 	r.image.serve(http.NotFound)
 	_, err := r.Create(testContext(t), request("u1"))
 	require.True(t, provider.HasCode(err, "FetchingImage"), "%v", err)
-	require.Eventually(t, func() bool { return kvm.HasFailure(r.Provider, "kvm1") }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return kvm.HasFailure(r.Provider, "kvm1") }, 10*time.Second, time.Millisecond)
 	r.image.serve(serveBytes(blankImage))
 	_, err = r.PullImage(testContext(t), kvm.PullRequest{})
 	require.NoError(t, err)

@@ -234,12 +234,12 @@ func TestSSHKeyRotates(t *testing.T) {
 	r.server.Authorize(next.PublicKey())
 	sshtest.WriteFile(t, r.dir, "id", next.PEM)
 	r.server.Disconnect()
-	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil }, 2*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil }, 10*time.Second, 20*time.Millisecond)
 	assert.Equal(t, 2, r.server.Logins())
 
 	require.NoError(t, os.Remove(r.cfg.SSHKeyFile))
 	r.server.Disconnect()
-	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil }, 2*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil }, 10*time.Second, 20*time.Millisecond)
 }
 
 // TestSSHKeepalive drops a server that stopped to answer requests, and makes a
@@ -248,7 +248,7 @@ func TestSSHKeepalive(t *testing.T) {
 	r := newSSHRig(t, nil)
 	require.NoError(t, r.list(testContext(t)))
 	r.server.Mute()
-	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil && r.server.Logins() > 1 }, 3*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil && r.server.Logins() > 1 }, 10*time.Second, 50*time.Millisecond)
 }
 
 // TestSilentLibvirt returns when the caller's context ends, keeps the
@@ -267,7 +267,7 @@ func TestSilentLibvirt(t *testing.T) {
 
 	require.NoError(t, r.list(testContext(t)))
 	assert.Equal(t, 1, r.wire.Accepted(), "one impatient caller is no outage for the others")
-	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil && r.wire.Accepted() == 2 }, 2*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return r.list(testContext(t)) == nil && r.wire.Accepted() == 2 }, 10*time.Second, 20*time.Millisecond)
 	assert.Equal(t, 1, r.server.Logins(), "the SSH connection stays")
 }
 
@@ -304,7 +304,7 @@ func TestCloseEndsCalls(t *testing.T) {
 	r := newSSHRig(t, func(r *sshRig) { r.wire.Silent = func() bool { return true } })
 	done := make(chan error, 1)
 	go func() { done <- r.list(testContext(t)) }()
-	require.Eventually(t, func() bool { return r.wire.Calls() > 2 }, time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return r.wire.Calls() > 2 }, 10*time.Second, 5*time.Millisecond)
 	start := time.Now()
 	require.NoError(t, r.Close())
 	require.ErrorIs(t, <-done, context.Canceled)
