@@ -40,7 +40,7 @@ func (s *Store) TryAcquire(ctx context.Context, req lease.Request) (*lease.Lease
 	if err != nil {
 		return nil, err
 	}
-	o, err := s.ask(ctx, w, "")
+	o, err := s.ask(ctx, w, false)
 	switch {
 	case err != nil:
 		s.giveBack(w)
@@ -61,7 +61,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (*lease.Lease, e
 	defer s.exit(w.id)
 	began := time.Now()
 	for {
-		o, err := s.ask(ctx, w, "wait")
+		o, err := s.ask(ctx, w, true)
 		switch {
 		case ctx.Err() != nil && (err != nil || o.lease == nil):
 			return s.stopWaiting(ctx, w, began, nil)
@@ -97,14 +97,20 @@ func (s *Store) pause(ctx context.Context, woken <-chan struct{}, nextDue time.D
 	return true
 }
 
-// ask runs the acquire once.
-func (s *Store) ask(ctx context.Context, w *want, wait string) (outcome, error) {
+// ask runs the acquire once. It takes a place in the queue, or keeps it, with wait.
+func (s *Store) ask(ctx context.Context, w *want, wait bool) (outcome, error) {
 	if ctx.Err() != nil {
 		return outcome{}, fmt.Errorf("redislease: %w", ctx.Err())
 	}
 	asked := time.Now()
-	r, err := s.do(ctx, s.lua.acquire, w.id, w.selector, w.req.Domain, w.req.Session, w.req.Holder,
-		micros(s.cfg.ttl(w.req.TTL)), wait, w.arrived)
+	args := []any{w.id, w.selector, w.req.Domain, micros(s.cfg.ttl(w.req.TTL)), w.req.Holder, ""}
+	if wait {
+		args[5] = w.arrived
+	}
+	if w.req.Session != "" {
+		args = append(args, w.req.Session)
+	}
+	r, err := s.do(ctx, s.lua.acquire, args...)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -120,9 +126,12 @@ func (s *Store) ask(ctx context.Context, w *want, wait string) (outcome, error) 
 }
 
 func (s *Store) leaseOf(w *want, r reply, asked time.Time) (*lease.Lease, error) {
-	grant, err := grantOf(w.id, r)
+	grant, err := s.grantOf(w.id, r)
 	if err != nil {
 		return nil, err
+	}
+	if len(r) == 2 { // by the short way, which grants what was asked for
+		grant.TTL, grant.Domain = duration(micros(s.cfg.ttl(w.req.TTL))), w.req.Domain
 	}
 	s.log.V(1).Info("leased", "endpoint", grant.Endpoint.ID, "holder", w.req.Holder, "domain", w.req.Domain, "token", grant.Token, "ttl", grant.TTL)
 	return lease.New(s, grant, asked, s.cfg.Transport), nil

@@ -136,30 +136,55 @@ func (s *Store) closedErr() error {
 // call runs a script and learns from its answer what there is to know of the store.
 func (s *Store) call(ctx context.Context, script *redis.Script, args []any) (reply, error) {
 	known := *s.known.Load()
-	all := make([]any, 0, len(args)+len(s.common)+3)
-	all = append(append(append(all, known, s.seen.Load()), s.common...), args...)
+	settings := s.settings
 	if s.clock != nil {
-		all = append(all, s.clock())
+		settings = fmt.Sprint(settings, " ", s.clock())
 	}
-	answer, err := script.Run(ctx, s.cfg.Client, []string{s.base}, all...).Slice()
+	all := make([]any, 0, 3+len(args))
+	all = append(append(all, known, s.seen.Load(), settings), args...)
+	answer, err := script.Run(ctx, s.cfg.Client, []string{s.base}, all...).Result()
 	if err != nil {
 		return nil, fmt.Errorf("redislease: %w", err)
 	}
-	if len(answer) < 2 {
-		return nil, errors.New("redislease: a script gave no answer")
+	r, err := replyOf(answer)
+	if err != nil {
+		return nil, err
 	}
-	s.learn(known, reply(answer))
-	return reply(answer[2:]), nil
+	if born := r.text(0); born != known && born != "" {
+		s.reborn(known, born)
+	}
+	s.see(r.number(1))
+	return r[2:], nil
 }
 
-func (s *Store) learn(known string, r reply) {
-	if born := r.text(0); born != known {
-		if known != "" {
-			s.log.Info("the store has lost its data: nothing is leased until all former leases must have ended", "fleet", s.cfg.Fleet, "for", s.cfg.MaxTTL)
+// replyOf reads what a script answers: a list or, by the short way, a text, which has
+// the last token, and behind it what was granted.
+func replyOf(answer any) (reply, error) {
+	switch a := answer.(type) {
+	case []any:
+		if len(a) >= 2 {
+			return a, nil
 		}
-		s.known.Store(&born)
+	case string:
+		token, granted, leased := strings.Cut(a, " ")
+		if leased {
+			return reply{"", token, "lease", []any{token, granted}}, nil
+		}
+		return reply{"", token, "ok"}, nil
 	}
-	token := r.number(1)
+	return nil, errors.New("redislease: a script gave no answer")
+}
+
+// reborn takes note of another incarnation of the store than was known.
+func (s *Store) reborn(known, born string) {
+	if known != "" {
+		s.log.Info("the store has lost its data: nothing is leased until all former leases must have ended", "fleet", s.cfg.Fleet, "for", s.cfg.MaxTTL)
+	}
+	s.known.Store(&born)
+}
+
+// see takes note of a token.
+func (s *Store) see(token int64) {
 	for {
 		seen := s.seen.Load()
 		if token <= seen || s.seen.CompareAndSwap(seen, token) {

@@ -81,19 +81,22 @@
 // All keys begin with "egress:{FLEET}:", so that a fleet is in one slot of a Cluster
 // and any number of fleets share a server. Times are in microseconds since 1970.
 //
-//	meta           hash: incarnation, last token, last use, quarantine, counters
+//	hot            hash: packed, the incarnation, last token, last use, quarantine and
+//	               more that there is one of; the classes of each selector, as far as
+//	               asked for; what to skip for each domain that bans any
+//	meta           hash: counters, and when the incarnation began
+//	released       string: how many leases were released
 //	ids            sorted set: the IDs of the endpoints
-//	e:ID           hash: an endpoint with its URL, verdict, and packed its state
+//	e:ID           hash: an endpoint with its URL, verdict, and packed its state and what
+//	               its holders get
 //	keys           list: the attributes that selectors have asked for
 //	classes        hash: each combination of their values that there is
 //	class:CLASS    hash: how many endpoints of it are where
 //	free:CLASS     sorted set: its free endpoints, by last use
-//	matched        hash: the classes of a selector, as far as asked for
 //	wide           set: the attributes of too many values to class by
 //	with:KEY=VALUE set: the endpoints with that value of such an attribute
-//	l:LEASE        string: a lease, packed
-//	x:LEASE        string: the token of one that expired, for ten minutes, or that
-//	               one was given up, for one
+//	l:LEASE        string: a lease, packed; the token of one that expired, for ten
+//	               minutes; or that one was given up, for one
 //	lanes          sorted set: requests that are waited for, by their first
 //	lane:REQUEST   sorted set: who waits for it, by arrival
 //	w:LEASE        hash: one who waits
@@ -124,7 +127,7 @@
 //
 //	ACL SETUSER crawlers on >PASSWORD resetchannels ~egress:{FLEET}:* &egress:{FLEET}:*
 //	  -@all +eval +evalsha +time +publish +subscribe +unsubscribe +ping
-//	  +del +exists +get +set
+//	  +del +get +set +incr
 //	  +hget +hset +hdel +hmget +hgetall +hkeys +hlen +hincrby
 //	  +zadd +zrem +zcard +zscore +zmscore +zrange +zrangebyscore +zrangebylex
 //	  +sadd +srem +scard +smembers +lrange +rpush +ltrim +xadd +xrange +xrevrange

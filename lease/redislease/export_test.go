@@ -11,7 +11,7 @@ func (s *Store) SetClock(micros func() int64) {
 	s.lua, s.clock = ofTests, micros
 }
 
-const testClock = "local now = tonumber(ARGV[#ARGV])\n"
+const testClock = "local now = tonumber(string.match(ARGV[3], '%d+$'))\n"
 
 var (
 	ofTests = compile(testClock, source("quick"))
@@ -37,6 +37,6 @@ func (s *Store) AskAfterLeaving(ctx context.Context, req lease.Request) bool {
 	if _, err := s.leave(ctx, w, ""); err != nil {
 		panic(err)
 	}
-	o, err := s.ask(ctx, w, "wait")
+	o, err := s.ask(ctx, w, true)
 	return err != nil || o.lease != nil
 }

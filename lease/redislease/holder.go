@@ -17,7 +17,7 @@ func (s *Store) Renew(ctx context.Context, key lease.Key, ttl time.Duration) (le
 	}
 	switch r.text(0) {
 	case "lease":
-		return grantOf(key.ID, r.list(1))
+		return s.grantOf(key.ID, r.list(1))
 	case "expired":
 		return lease.Grant{}, lease.ErrExpired
 	case "lifetime":
@@ -27,15 +27,19 @@ func (s *Store) Renew(ctx context.Context, key lease.Key, ttl time.Duration) (le
 }
 
 // Release implements [lease.Store]. It is sent even where ctx has ended.
-func (s *Store) Release(ctx context.Context, key lease.Key) error { return s.release(ctx, key, "") }
+func (s *Store) Release(ctx context.Context, key lease.Key) error { return s.release(ctx, key, false) }
 
 // ReleaseUnused implements [lease.Store]. It is sent even where ctx has ended.
 func (s *Store) ReleaseUnused(ctx context.Context, key lease.Key) error {
-	return s.release(ctx, key, "unused")
+	return s.release(ctx, key, true)
 }
 
-func (s *Store) release(ctx context.Context, key lease.Key, unused string) error {
-	r, err := s.do(ctx, s.lua.release, key.ID, key.Token, unused)
+func (s *Store) release(ctx context.Context, key lease.Key, unused bool) error {
+	args := []any{key.ID, key.Token}
+	if unused {
+		args = append(args, "unused")
+	}
+	r, err := s.do(ctx, s.lua.release, args...)
 	if err != nil {
 		return err
 	}
@@ -83,7 +87,7 @@ func (s *Store) List(ctx context.Context) ([]lease.Status, error) {
 		}
 		page := r.list(1)
 		for i := range page {
-			st, err := statusOf(page.list(i), r.number(0))
+			st, err := s.statusOf(page.list(i), r.number(0))
 			if err != nil {
 				return nil, err
 			}

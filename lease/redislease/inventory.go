@@ -67,17 +67,17 @@ func (s *Store) change(ctx context.Context, script *redis.Script, id string, arg
 }
 
 // statusOf reads an endpoint of a list that was made at that time of the server's.
-func statusOf(r reply, now int64) (lease.Status, error) {
-	e, err := decode(r.text(1), r.text(2))
+func (s *Store) statusOf(r reply, now int64) (lease.Status, error) {
+	e, err := s.endpoints.of(r.text(1))
 	if err != nil {
 		return lease.Status{}, err
 	}
 	at := func(micros int64) time.Time { return time.Now().Add(duration(micros - now)) }
-	st := lease.Status{Endpoint: e, Verdict: verdictOf(r.text(3)), Draining: r.text(4) == "1", Probation: r.text(5) == "0"}
-	if cool := r.number(6); cool > now {
+	st := lease.Status{Endpoint: e.Clone(), Verdict: verdictOf(r.text(2)), Draining: r.text(3) == "1", Probation: r.text(4) == "0"}
+	if cool := r.number(5); cool > now {
 		st.CoolUntil = at(cool)
 	}
-	leases, bans := r.list(7), r.list(8)
+	leases, bans := r.list(6), r.list(7)
 	for i := range leases {
 		l := leases.list(i)
 		st.Leases = append(st.Leases, lease.Holding{ID: l.text(0), Holder: l.text(1), Domain: l.text(2), ExpiresAt: at(l.number(3))})

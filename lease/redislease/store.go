@@ -17,16 +17,19 @@ import (
 // them, in any number of processes, lease the endpoints of one fleet. It is safe for
 // concurrent use.
 type Store struct {
-	cfg    Config
-	log    logr.Logger
-	base   string
-	name   string // unlike any other store's
-	common []any  // the arguments that all scripts get, behind what is known
-	lua    *scripts
-	clock  func() int64 // in tests: the time that scripts take for the server's
+	cfg   Config
+	log   logr.Logger
+	base  string
+	name  string // unlike any other store's
+	lua   *scripts
+	clock func() int64 // in tests: the time that scripts take for the server's
+
+	settings string // those that scripts follow, in words
 
 	known atomic.Pointer[string] // the incarnation of the store
 	seen  atomic.Int64           // the highest token
+
+	endpoints endpoints
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -56,10 +59,8 @@ func New(cfg Config) (*Store, error) {
 		cfg: cfg, log: cfg.Logger, lua: production, base: cfg.base(), name: rand.Text()[:16],
 		waiting: map[string]chan struct{}{}, readers: map[chan struct{}]struct{}{},
 	}
-	s.common = []any{
-		s.name, cfg.MaxHolders, micros(cfg.LockDelay), micros(cfg.MaxTTL), flag(cfg.Fresh),
-		micros(cfg.grace()), micros(cfg.SessionTTL), micros(cfg.MaxDomainCooldown),
-	}
+	s.settings = fmt.Sprint(s.name, " ", cfg.MaxHolders, " ", micros(cfg.LockDelay), " ", micros(cfg.MaxTTL), " ", flag(cfg.Fresh), " ",
+		micros(cfg.grace()), " ", micros(cfg.SessionTTL), " ", micros(cfg.MaxDomainCooldown))
 	s.known.Store(new(string))
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil

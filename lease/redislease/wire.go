@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -33,7 +34,9 @@ func marshal(v any) string {
 	return string(text)
 }
 
-func decode(text, egress string) (endpoint.Endpoint, error) {
+// decode reads an egress address and, in the next line, an endpoint.
+func decode(text string) (endpoint.Endpoint, error) {
+	egress, text, _ := strings.Cut(text, "\n")
 	var e stored
 	if err := json.Unmarshal([]byte(text), &e); err != nil {
 		return endpoint.Endpoint{}, fmt.Errorf("redislease: a stored endpoint: %w", err)
@@ -85,14 +88,44 @@ func canonicalDomain(domain string) string {
 
 func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
 
-// grantOf reads token, time to live, domain, endpoint and egress address.
-func grantOf(id string, r reply) (lease.Grant, error) {
-	e, err := decode(r.text(3), r.text(4))
+// most is how many texts endpoints remembers.
+const most = 1 << 14
+
+// endpoints remembers what was decoded: leases of one endpoint have the same text. Its
+// users share the attributes.
+type endpoints struct {
+	mu     sync.Mutex
+	byText map[string]endpoint.Endpoint
+}
+
+func (c *endpoints) of(text string) (endpoint.Endpoint, error) {
+	c.mu.Lock()
+	e, known := c.byText[text]
+	c.mu.Unlock()
+	if known {
+		return e, nil
+	}
+	e, err := decode(text)
+	if err != nil {
+		return e, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byText == nil || len(c.byText) >= most {
+		c.byText = map[string]endpoint.Endpoint{}
+	}
+	c.byText[text] = e
+	return e, nil
+}
+
+// grantOf reads token, egress address and endpoint, time to live, domain.
+func (s *Store) grantOf(id string, r reply) (lease.Grant, error) {
+	e, err := s.endpoints.of(r.text(1))
 	if err != nil {
 		return lease.Grant{}, err
 	}
 	return lease.Grant{
-		Key: lease.Key{ID: id, Token: r.number(0)}, Endpoint: e, Domain: r.text(2), TTL: duration(r.number(1)),
+		Key: lease.Key{ID: id, Token: r.number(0)}, Endpoint: e, TTL: duration(r.number(2)), Domain: r.text(3),
 	}, nil
 }
 

@@ -3,7 +3,7 @@
 local function begin()
   if not meta.born then
     meta.born = caller .. str(now)
-    call('HSET', META, 'born', meta.born, 'bornat', str(now))
+    call('HSET', META, 'bornat', str(now))
     if not fresh then rare().quarantine(now + longest_ttl) end
   end
   if known ~= '' and known ~= meta.born then
@@ -11,12 +11,13 @@ local function begin()
   elseif known ~= '' and seen > meta.token then
     rare().quarantine(now + longest_ttl)
   end
-  if seen > meta.token then meta.changed, meta.token = true, seen end
+  meta.token = math.max(meta.token, seen)
 end
 
 -- catch_up lets happen what is due, oldest first, at most a few thousand a call.
 -- Whoever's script it is: so it needs no process that is alive.
 local function catch_up()
+  if meta.due > now then return end
   for _ = 1, 64 do
     local due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 64)
     for i = 1, #due, 2 do
@@ -24,8 +25,9 @@ local function catch_up()
         rare().ring[string.sub(due[i], 1, 1)](string.sub(due[i], 2), tonumber(due[i + 1]))
       end
     end
-    if #due < 128 then return end
+    if #due < 128 then break end
   end
+  meta.due = tonumber(call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or never)
 end
 
 begin()

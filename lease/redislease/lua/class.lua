@@ -29,7 +29,7 @@ local function unlist(s)
   if call('HINCRBY', base .. 'class:' .. s.class, 'total', -1) == 0 then
     call('DEL', base .. 'class:' .. s.class)
     call('HDEL', base .. 'classes', s.class)
-    call('DEL', base .. 'matched')
+    meta.classing = meta.classing + 1
   end
 end
 
@@ -54,7 +54,7 @@ local function enlist(s, attributes)
     local of = {}
     for _, a in ipairs(s.class ~= '' and cjson.decode(s.class) or {}) do of[a[1]] = a[2] end
     call('HSET', base .. 'classes', s.class, cjson.encode(of))
-    call('DEL', base .. 'matched')
+    meta.classing = meta.classing + 1
   end
 end
 
@@ -76,7 +76,7 @@ end
 -- reclass has every slot classed anew, and every selector matched anew.
 local function reclass()
   indexed, wide = nil, nil
-  call('DEL', base .. 'matched')
+  meta.classing = meta.classing + 1
   for _, id in ipairs(call('ZRANGE', IDS, 0, -1)) do
     local s = load(id)
     unlist(s)
@@ -165,6 +165,13 @@ local function candidates(selector)
   return some and call('ZRANGE', IDS, 0, -1)
 end
 
+local function forget_selectors()
+  for _, text in ipairs(call('HKEYS', HOT)) do
+    if string.sub(text, 1, 1) == '[' then call('HDEL', HOT, text) end
+  end
+  meta.selectors = 0
+end
+
 -- match returns the classes that a selector chooses, and keeps them; or no classes
 -- and the slots, where it asks for a wide attribute.
 local function match(text)
@@ -180,7 +187,8 @@ local function match(text)
   for i = 1, #all, 2 do
     if holds(selector, cjson.decode(all[i + 1])) then chosen[#chosen + 1] = all[i] end
   end
-  if call('HLEN', base .. 'matched') >= 1000 then call('DEL', base .. 'matched') end
-  call('HSET', base .. 'matched', text, cmsgpack.pack(chosen))
+  if meta.selectors >= 1000 then forget_selectors() end
+  meta.selectors = meta.selectors + 1
+  call('HSET', HOT, text, cmsgpack.pack(meta.classing, chosen))
   return chosen
 end

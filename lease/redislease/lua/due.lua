@@ -5,7 +5,7 @@ local ring = {}
 function ring.l(id, at)
   local l = lease(id)
   if not l then return end
-  if not l.claimed then
+  if l.claimed == 0 then
     count('canceled')
     return finish(l, nil, true)
   end
@@ -64,7 +64,6 @@ end
 local function quarantine(till)
   if till <= math.max(now, meta.quarantine) then return end
   meta.quarantine = till
-  call('HSET', META, 'quarantine', str(till))
   for _, id in ipairs(call('ZRANGE', IDS, 0, -1)) do
     local s = load(id)
     s.cool = math.max(s.cool, till)

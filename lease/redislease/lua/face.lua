@@ -28,6 +28,7 @@ local function set_ban(face, domain, b)
   call('ZADD', base .. 'ban:' .. domain, b.till, face)
   call('HSET', base .. 'bans:' .. domain, face, str(b.n) .. ' ' .. str(b.token))
   call('SADD', base .. 'banned:' .. face, domain)
+  if not call('HGET', HOT, 'd:' .. domain) then call('HSET', HOT, 'd:' .. domain, cmsgpack.pack(false)) end
   wake(ban_name(face, domain), b.till)
 end
 
@@ -36,7 +37,10 @@ local function lift_ban(face, domain)
   call('HDEL', base .. 'bans:' .. domain, face)
   call('SREM', base .. 'banned:' .. face, domain)
   unwake(ban_name(face, domain))
-  if call('ZCARD', base .. 'ban:' .. domain) == 0 then call('DEL', base .. 'skip:' .. domain) end
+  if call('ZCARD', base .. 'ban:' .. domain) == 0 then
+    call('DEL', base .. 'skip:' .. domain)
+    call('HDEL', HOT, 'd:' .. domain)
+  end
 end
 
 -- take_off parts a slot from its face. What is held against an address stays.

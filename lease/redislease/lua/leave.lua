@@ -4,11 +4,11 @@
 local id, text = arg(1), arg(2)
 local l = lease(id)
 if l and arg(5) == 'keep' then return answer('lease', claim(l)) end
-call('SET', base .. 'x:' .. id, 'gone', 'PX', 60000) -- a call that is under way may come yet
 if l then
-  count('released')
+  call('INCR', base .. 'released')
   finish(l, nil, true)
 end
+forget(id, 'gone', '60000') -- a call that is under way may come yet
 local queued = call('HMGET', base .. 'w:' .. id, 'lane', 'arrived')
 if queued[1] then
   rare().leave_lane(id, queued[1])

@@ -3,7 +3,7 @@
 local ids = call('ZRANGEBYLEX', IDS, arg(1) == '' and '-' or '(' .. arg(1), '+', 'LIMIT', 0, arg(2))
 local all = {}
 for _, id in ipairs(ids) do
-  local s, endpoint, egress = load(id)
+  local s = load(id)
   local leases, bans = {}, {}
   for lid in string.gmatch(s.leases, '%S+') do
     local l = lease(lid)
@@ -12,7 +12,7 @@ for _, id in ipairs(ids) do
   for _, domain in ipairs(call('SMEMBERS', base .. 'banned:' .. s.face)) do
     bans[#bans + 1] = { domain, call('ZSCORE', base .. 'ban:' .. domain, s.face) }
   end
-  all[#all + 1] = { id, endpoint, egress, call('HGET', base .. 'e:' .. id, 'verdict'),
+  all[#all + 1] = { id, s.egress .. '\n' .. s.endpoint, call('HGET', base .. 'e:' .. id, 'verdict'),
     s.draining and '1' or '0', s.proven and '1' or '0', str(s.cool), leases, bans }
 end
 return answer(str(now), all)

@@ -1,8 +1,11 @@
 -- matched returns the classes that a selector chooses, or no classes and the slots,
 -- where it asks for an attribute that is not classed by.
 local function matched(text)
-  local cached = call('HGET', base .. 'matched', text)
-  if cached then return cmsgpack.unpack(cached) end
+  local kept = call('HGET', HOT, text)
+  if kept then
+    local made, classes = cmsgpack.unpack(kept)
+    if made == meta.classing then return classes end
+  end
   return rare().match(text)
 end
 
@@ -13,18 +16,16 @@ end
 local function mark_of(class, domain)
   local text = call('HGET', base .. 'skip:' .. domain, class)
   if text then
-    local epoch, use, till = string.match(text, '^(%d+) (%d+) (%d+)$')
-    if epoch == meta.epoch and tonumber(till) > now then return { use = use, till = tonumber(till) } end
+    local epoch, use, till = cmsgpack.unpack(text)
+    if epoch == meta.epoch and till > now then return { use = use, till = till } end
   end
   return { use = '-inf', till = math.huge }
 end
 
 local function set_mark(class, domain, m)
-  call('HSET', base .. 'skip:' .. domain, class, meta.epoch .. ' ' .. m.use .. ' ' .. str(m.till))
-  if tonumber(m.use) > meta.mark then
-    meta.mark = tonumber(m.use)
-    call('HSET', META, 'mark', m.use)
-  end
+  call('HSET', base .. 'skip:' .. domain, class, cmsgpack.pack(meta.epoch, m.use, m.till))
+  call('HSET', HOT, 'd:' .. domain, cmsgpack.pack(class, meta.epoch, m.use, m.till))
+  meta.mark = math.max(meta.mark, tonumber(m.use))
 end
 
 -- unbanned is the first of the class that the domain does not ban, and its use.
@@ -86,9 +87,9 @@ local function pick(r, classes, slots)
   if slots then return unclassed(r, slots) end
   local best = least(classes, first)
   if not best then return nil end
-  local s, endpoint, egress = load(best)
+  local s = load(best)
   local till = r.domain ~= '' and call('ZSCORE', base .. 'ban:' .. r.domain, s.face)
-  if not till or tonumber(till) <= now then return s, endpoint, egress end
+  if not till or tonumber(till) <= now then return s end
   best = least(classes, unbanned, r.domain)
   if best then return load(best) end
 end

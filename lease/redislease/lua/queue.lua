@@ -10,7 +10,7 @@ local function leave_lane(id, lane)
   call('ZREM', own_lane, id)
   local first = call('ZRANGE', own_lane, 0, 0, 'WITHSCORES')
   if first[1] then call('ZADD', LANES, first[2], lane) else call('ZREM', LANES, lane) end
-  meta.waiting = call('HINCRBY', META, 'waiting', -1)
+  meta.waiting = meta.waiting - 1
   call('DEL', base .. 'w:' .. id)
   unwake('w' .. id)
 end
@@ -22,7 +22,7 @@ local function enter_lane(id, lane, holder, ttl, arrived)
   call('ZADD', LANES, call('ZRANGE', own_lane, 0, 0, 'WITHSCORES')[2], lane)
   call('HSET', base .. 'w:' .. id, 'lane', lane, 'holder', holder, 'ttl', ttl, 'arrived', str(arrived), 'caller', caller)
   wake('w' .. id, now + grace)
-  meta.waiting = call('HINCRBY', META, 'waiting', 1)
+  meta.waiting = meta.waiting + 1
 end
 
 local SESSIONS = base .. 'sessions'

@@ -1,32 +1,45 @@
 -- An acquire is ordinary where it has no session, is not a repetition, and the least
 -- recently used behind the domain's mark (see pick.lua) is not banned and has no
 -- place for another holder then.
-local id, domain, ttl = ARGV[11], ARGV[13], tonumber(ARGV[16])
-local classes = ordinary and ARGV[14] == '' and call('HGET', base .. 'matched', ARGV[12])
-if classes and call('EXISTS', base .. 'l:' .. id, base .. 'x:' .. id, base .. 'w:' .. id) == 0 then
-  local best, use, list
-  for _, class in ipairs(cmsgpack.unpack(classes)) do
-    local after, mark = '-inf', domain ~= '' and call('HGET', base .. 'skip:' .. domain, class)
-    if mark then
-      local epoch, last, till = string.match(mark, '^(%d+) (%d+) (%d+)$')
-      if epoch == (m[7] or '0') and tonumber(till) > now then after = '(' .. last end
+local classes
+if ordinary and matching and not ARGV[10] then
+  local made, all = cmsgpack.unpack(matching)
+  classes = made == classing and all
+end
+if classes then
+  local best, prior, class, list
+  for i = 1, #classes do
+    local free, r = base .. 'free:' .. classes[i], nil
+    if banning then
+      local marked, made, last, till = cmsgpack.unpack(banning)
+      if marked ~= classes[i] then
+        local skip = call('HGET', base .. 'skip:' .. ARGV[6], classes[i])
+        if skip then made, last, till = cmsgpack.unpack(skip) else made = nil end
+      end
+      if made == epoch and till > now then
+        r = call('ZRANGEBYSCORE', free, '(' .. last, '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      end
     end
-    local r = call('ZRANGEBYSCORE', base .. 'free:' .. class, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if r[1] and (not use or tonumber(r[2]) < use) then best, use, list = r[1], tonumber(r[2]), base .. 'free:' .. class end
+    r = r or call('ZRANGE', free, '0', '0', 'WITHSCORES')
+    local last = tonumber(r[2])
+    if last and (not prior or last < prior) then best, prior, class, list = r[1], last, classes[i], free end
   end
-  local e = best and call('HMGET', base .. 'e:' .. best, 'slot', 'endpoint', 'egress')
-  local s = e and cmsgpack.unpack(e[1])
-  if s and s.n + 1 >= (s.proven and tonumber(ARGV[4]) or 1)
-    and (domain == '' or tonumber(call('ZSCORE', base .. 'ban:' .. domain, s.face) or 0) <= now) then
-    local token = math.max(tonumber(m[2] or 0) + 1, now)
-    call('ZREM', list, best)
-    call('SET', base .. 'l:' .. id, cmsgpack.pack({ id = id, token = token, of = best, inst = s.inst, holder = ARGV[15],
-      domain = domain, granted = now, ttl = ttl, deadline = now + ttl, prior = s.used, claimed = true }))
-    call('ZADD', base .. 'due', now + ttl, 'l' .. id)
-    s.used, s.n, s.leases, s.state = tonumber(m[3] or 0) + 1, s.n + 1, s.leases .. id .. ' ', 'leased'
-    call('HSET', base .. 'e:' .. best, 'slot', cmsgpack.pack(s))
-    local text = string.format('%.0f', token)
-    call('HSET', base .. 'meta', 'token', text, 'used', s.used, 'n:acquired', tonumber(m[6] or 0) + 1)
-    return { m[1], text, 'lease', { text, ARGV[16], domain, e[2], e[3] } }
+  local slot = best and base .. 'e:' .. best
+  local ready = slot and call('HGET', slot, 'ready')
+  if ready and string.sub(ready, 1, 1) == '+' then
+    local face, at = struct.unpack('>I4c0', ready, 2)
+    if not banning or tonumber(call('ZSCORE', base .. 'ban:' .. ARGV[6], face) or 0) <= now then
+      local id, ttl = ARGV[4], tonumber(ARGV[7])
+      token, used = math.max(token + 1, now), used + 1
+      local given, use = string.format('%d', token), string.format('%d', used)
+      if call('SET', base .. 'l:' .. id, struct.pack('>I4c0I4c0I4c0I4c0dddddI4c0I4c0', #given, given, #use, use, #best, best, #class, class,
+        prior, now, ttl, now + ttl, 1, #ARGV[8], ARGV[8], #ARGV[6], ARGV[6]), 'NX') then
+        call('ZREM', list, best)
+        call('ZADD', base .. 'due', string.format('%d', now + ttl), 'l' .. id)
+        call('HSET', slot, 'held', '+' .. use .. ' ' .. id .. ' \n' .. class)
+        call('HSET', hot, 'state', struct.pack('>dddd', token, used, math.min(due, now + ttl), acquired + 1) .. string.sub(state, 33))
+        return given .. ' ' .. string.sub(ready, at)
+      end
+    end
   end
 end

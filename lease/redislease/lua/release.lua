@@ -1,6 +1,6 @@
 -- release: ID, token, "unused" or "". It answers "ok", or why not.
 local l, why = held(arg(1), arg(2))
 if not l then return answer(why) end
-count('released')
+call('INCR', base .. 'released')
 finish(l, nil, arg(3) == 'unused')
 return answer('ok')

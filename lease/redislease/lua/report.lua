@@ -15,26 +15,26 @@ if not l then
   return answer('late')
 end
 if domain == '' then domain = l.domain end
-local token, s, bans = l.token, load(l.of), rare()
-local current = s and s.inst == l.inst
-local face = current and s.face or l.face -- of a former one, its address
+local token, s, bans = tonumber(l.token), load(l.of), rare()
+local still = s and current(l, s)
+local face = still and s.face or l.former and l.former.face -- of a former one, its address
 
 if kind == 'ok' then
   local b = face and domain ~= '' and bans.ban_of(face, domain)
   if b and b.n > 0 and token > b.token then
     call('HSET', base .. 'bans:' .. domain, face, '0 ' .. str(b.token))
   end
-  if current and token > s.faulted and not s.proven then
+  if still and token > s.faulted and not s.proven then
     s.faults, s.proven = 0, true
     settle(s)
   end
 elseif kind == 'proxy_fault' then
-  if current and token > s.faulted then
+  if still and token > s.faulted then
     s.faults, s.faulted, s.proven = s.faults + 1, meta.token, false
     s.cool = math.max(s.cool, now + escalate(tonumber(arg(6)), tonumber(arg(7)), s.faults))
     settle(s)
   end
-  call('XADD', base .. 'reports', 'MAXLEN', '~', 4096, '*', 'id', l.of, 'gen', l.gen or call('HGET', base .. 'e:' .. l.of, 'gen'), 'holder', l.holder, 'outcome', arg(10))
+  call('XADD', base .. 'reports', 'MAXLEN', '~', 4096, '*', 'id', l.of, 'gen', l.former and l.former.gen or call('HGET', base .. 'e:' .. l.of, 'gen'), 'holder', l.holder, 'outcome', arg(10))
   call('PUBLISH', base .. 'reports', '')
 elseif kind == 'target_blocked' and face and domain ~= '' then
   local b = bans.ban_of(face, domain)
