@@ -133,7 +133,9 @@ func (s *Store) leaseOf(w *want, r reply, asked time.Time) (*lease.Lease, error)
 	if len(r) == 2 { // by the short way, which grants what was asked for
 		grant.TTL, grant.Domain = duration(micros(s.cfg.ttl(w.req.TTL))), w.req.Domain
 	}
-	s.log.V(1).Info("leased", "endpoint", grant.Endpoint.ID, "holder", w.req.Holder, "domain", w.req.Domain, "token", grant.Token, "ttl", grant.TTL)
+	if log := s.log.V(1); log.Enabled() {
+		log.Info("leased", "endpoint", grant.Endpoint.ID, "holder", w.req.Holder, "domain", w.req.Domain, "token", grant.Token, "ttl", grant.TTL)
+	}
 	return lease.New(s, grant, asked, s.cfg.Transport), nil
 }
 

@@ -103,24 +103,56 @@ type result struct {
 	err   error
 }
 
+// job is a call on its way to a worker.
+type job struct {
+	ctx      context.Context
+	script   *redis.Script
+	args     []any
+	answered chan result
+}
+
+// maxWorkers is how many goroutines stay for the next call: new ones spend more on
+// growing their stacks than on the call.
+const maxWorkers = 64
+
 // do runs a script and returns when it has answered or ctx has ended, even where
 // Redis hangs. The call itself goes on until CallTimeout.
 func (s *Store) do(ctx context.Context, script *redis.Script, args ...any) (reply, error) {
 	if err := s.closedErr(); err != nil {
 		return nil, err
 	}
-	answered := make(chan result, 1)
-	go func() {
-		calling, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.CallTimeout)
-		defer cancel()
-		r, err := s.call(calling, script, args)
-		answered <- result{r, err}
-	}()
+	if ctx.Done() == nil {
+		return s.call(ctx, script, args)
+	}
+	j := job{ctx, script, args, make(chan result, 1)}
 	select {
-	case r := <-answered:
+	case s.jobs <- j:
+	default:
+		go s.work(j)
+	}
+	select {
+	case r := <-j.answered:
 		return r.reply, r.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("redislease: %w", ctx.Err())
+	}
+}
+
+// work makes a call, and those after it until the store is closed.
+func (s *Store) work(j job) {
+	stays := s.workers.Add(1) <= maxWorkers
+	defer s.workers.Add(-1)
+	for {
+		r, err := s.call(j.ctx, j.script, j.args)
+		j.answered <- result{r, err}
+		if !stays {
+			return
+		}
+		select {
+		case j = <-s.jobs:
+		case <-s.ctx.Done():
+			return
+		}
 	}
 }
 
@@ -135,6 +167,8 @@ func (s *Store) closedErr() error {
 
 // call runs a script and learns from its answer what there is to know of the store.
 func (s *Store) call(ctx context.Context, script *redis.Script, args []any) (reply, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.CallTimeout)
+	defer cancel()
 	known := *s.known.Load()
 	settings := s.settings
 	if s.clock != nil {
@@ -196,6 +230,9 @@ func (s *Store) see(token int64) {
 // permanent tells whether asking again cannot help before somebody changes
 // something: the password, the rights, the server.
 func permanent(err error) bool {
+	if err == nil {
+		return false
+	}
 	if errors.Is(err, lease.ErrClosed) {
 		return true
 	}

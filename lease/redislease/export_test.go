@@ -28,6 +28,24 @@ func (s *Store) Deafen() {
 	s.listening = true
 }
 
+// AcquireAs is TryAcquire with an ID that may have been used before, as by a call that
+// is made again.
+func (s *Store) AcquireAs(ctx context.Context, id string, req lease.Request) (*lease.Lease, error) {
+	w, err := newWant(req)
+	if err != nil {
+		return nil, err
+	}
+	w.id = id
+	o, err := s.ask(ctx, w, false)
+	switch {
+	case err != nil:
+		return nil, err
+	case o.lease == nil:
+		return nil, o.why
+	}
+	return o.lease, nil
+}
+
 // AskAfterLeaving gives an acquire up before it asks, and tells whether it got a lease.
 func (s *Store) AskAfterLeaving(ctx context.Context, req lease.Request) bool {
 	w, err := newWant(req)

@@ -43,7 +43,9 @@ func (s *Store) release(ctx context.Context, key lease.Key, unused bool) error {
 	if err != nil {
 		return err
 	}
-	s.log.V(1).Info("lease ended", "token", key.Token, "reason", lease.ErrReleased.Error(), "answer", r.text(0))
+	if log := s.log.V(1); log.Enabled() {
+		log.Info("lease ended", "token", key.Token, "reason", lease.ErrReleased.Error(), "answer", r.text(0))
+	}
 	switch r.text(0) {
 	case "expired":
 		return lease.ErrExpired

@@ -40,8 +40,8 @@ func drive(t *testing.T, stores []*redislease.Store, h *hands, r *rand.Rand) {
 		}
 	}
 	held := make([][]*lease.Lease, len(stores))
-	for range 300 {
-		op, id, n := r.IntN(12), strconv.Itoa(r.IntN(12)), r.IntN(1000)
+	for range 400 {
+		op, id, n := r.IntN(15), strconv.Itoa(r.IntN(12)), r.IntN(1000)
 		req := lease.Request{Holder: "h", Domain: []string{"", "a.example", "b.example"}[r.IntN(3)], TTL: time.Hour}
 		if n%2 == 0 {
 			req.Selector = lease.Selector{{Key: "region", Operator: lease.NotIn, Values: []string{strconv.Itoa(n % 3)}}}
@@ -79,8 +79,24 @@ func step(t *testing.T, s *redislease.Store, held *[]*lease.Lease, op int, id st
 	at := n % len(*held)
 	l := (*held)[at]
 	switch op {
+	case 12: // its answer was lost, or it came twice
+		again, err := s.AcquireAs(ctx, l.Key().ID, req)
+		if err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint("again ", again.Key() == l.Key(), again.Endpoint().ID)
+	case 13: // other attributes, while it is leased or not
+		region := map[string]string{"region": strconv.Itoa(n % 4)}
+		putWith(t, s, endpoint.Endpoint{ID: id, Attributes: region})
+		return "put"
+	case 14:
+		_, err := s.Renew(ctx, l.Key(), time.Duration(n)*time.Second)
+		return fmt.Sprint("renewed ", err)
 	case 5, 6, 7:
 		*held = append((*held)[:at:at], (*held)[at+1:]...)
+		if n%5 == 0 { // the answer to the first is lost
+			_ = s.Release(ctx, l.Key())
+		}
 		if op == 7 {
 			return fmt.Sprint("unused ", s.ReleaseUnused(ctx, l.Key()))
 		}

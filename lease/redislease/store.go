@@ -31,6 +31,9 @@ type Store struct {
 
 	endpoints endpoints
 
+	jobs    chan job // to workers that have nothing to do
+	workers atomic.Int64
+
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -57,7 +60,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Logger, lua: production, base: cfg.base(), name: rand.Text()[:16],
-		waiting: map[string]chan struct{}{}, readers: map[chan struct{}]struct{}{},
+		waiting: map[string]chan struct{}{}, readers: map[chan struct{}]struct{}{}, jobs: make(chan job),
 	}
 	s.settings = fmt.Sprint(s.name, " ", cfg.MaxHolders, " ", micros(cfg.LockDelay), " ", micros(cfg.MaxTTL), " ", flag(cfg.Fresh), " ",
 		micros(cfg.grace()), " ", micros(cfg.SessionTTL), " ", micros(cfg.MaxDomainCooldown))
