@@ -124,3 +124,86 @@ func TestManySelectorsAreForgotten(t *testing.T) {
 	try(t, s, lease.Request{Domain: "x.example"})
 	assert.False(t, client.HExists(t.Context(), "egress:{test}:hot", "d:x.example").Val(), "no ban is left")
 }
+
+// What a domain has all skip in one class is not skipped in another.
+func TestASkipIsForOneClass(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server, redislease.Config{Fresh: true})
+	newHands(s)
+	for id, region := range map[string]string{"a": "eu", "b": "eu", "c": "us", "d": "us"} {
+		putWith(t, s, endpoint.Endpoint{ID: id, Attributes: map[string]string{"region": region}})
+	}
+	get := func(region, domain string) *lease.Lease {
+		return try(t, s, lease.Request{Domain: domain, Selector: lease.Selector{{Key: "region", Operator: lease.In, Values: []string{region}}}})
+	}
+	first := get("us", "")
+	require.NoError(t, first.Release(t.Context()))
+	l := get("eu", "x.example")
+	require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+	require.NoError(t, l.Release(t.Context()))
+	require.NoError(t, get("us", "").Release(t.Context())) // used later than what is banned
+	require.NoError(t, get("eu", "").Release(t.Context()))
+	other := get("eu", "x.example") // it makes the others skip
+	assert.NotEqual(t, l.Endpoint().ID, other.Endpoint().ID)
+	require.NoError(t, other.Release(t.Context()))
+	for range 2 {
+		l := get("us", "x.example")
+		assert.Equal(t, first.Endpoint().ID, l.Endpoint().ID)
+		require.NoError(t, l.Release(t.Context()))
+		require.NoError(t, get("us", "").Release(t.Context())) // and the first is first again
+	}
+}
+
+// banned returns a store of four endpoints of which x.example bans those two, and skips
+// them.
+func banned(t *testing.T) (s *redislease.Store, h *hands, two []string) {
+	t.Helper()
+	s = open(t, redistest.Start(t), redislease.Config{Fresh: true})
+	h = newHands(s)
+	put(t, s, "a", "b", "c", "d")
+	for range 2 {
+		l := try(t, s, lease.Request{Domain: "x.example"})
+		two = append(two, l.Endpoint().ID)
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+		require.NoError(t, l.Release(t.Context()))
+	}
+	for range 2 { // the banned become the least recently used
+		require.NoError(t, try(t, s, lease.Request{}).Release(t.Context()))
+	}
+	for range 2 {
+		require.NoError(t, try(t, s, lease.Request{Domain: "x.example"}).Release(t.Context()))
+	}
+	return s, h, two
+}
+
+// What was skipped is had again when its ban has ended.
+func TestASkipEndsWithTheBan(t *testing.T) {
+	s, h, two := banned(t)
+	h.turn(6 * time.Minute)
+	for _, id := range two {
+		l := try(t, s, lease.Request{Domain: "x.example"})
+		assert.Equal(t, id, l.Endpoint().ID)
+		require.NoError(t, l.Release(t.Context()))
+	}
+}
+
+// What comes back to its place among those that are skipped is not skipped with them.
+func TestASkipLeavesOutWhatComesBack(t *testing.T) {
+	s, _, two := banned(t)
+	first := try(t, s, lease.Request{})
+	require.Equal(t, two[0], first.Endpoint().ID)
+	second := try(t, s, lease.Request{})
+	require.Equal(t, two[1], second.Endpoint().ID)
+	third := try(t, s, lease.Request{})
+	fourth := try(t, s, lease.Request{})
+	require.NoError(t, first.Release(t.Context()))
+	require.NoError(t, second.Release(t.Context()))
+	refused(t, s, lease.Request{Domain: "x.example"}) // it has all skip those two
+	require.NoError(t, third.Release(t.Context()))
+	require.NoError(t, s.ReleaseUnused(t.Context(), fourth.Key())) // it was used before both
+	for _, l := range []*lease.Lease{fourth, third} {
+		next := try(t, s, lease.Request{Domain: "x.example"})
+		assert.Equal(t, l.Endpoint().ID, next.Endpoint().ID)
+		require.NoError(t, next.Release(t.Context()))
+	}
+}

@@ -1,4 +1,4 @@
--- release: ID, token, "unused" or "". It answers "ok", or why not.
+-- release: ID, token, and "unused" where it was not used. It answers "ok", or why not.
 local l, why = held(arg(1), arg(2))
 if not l then return answer(why) end
 call('INCR', base .. 'released')
