@@ -114,9 +114,11 @@ func TestManySelectorsAreForgotten(t *testing.T) {
 			refused(t, s, req)
 			continue
 		}
-		l := try(t, s, req)
-		require.Equal(t, "b", l.Endpoint().ID, "the other one is banned")
-		require.NoError(t, l.Release(t.Context()))
+		for range 2 {
+			l := try(t, s, req)
+			require.Equal(t, "b", l.Endpoint().ID, "the other one is banned")
+			require.NoError(t, l.Release(t.Context()))
+		}
 	}
 	client := connect(t, server)
 	assert.Less(t, client.HLen(t.Context(), "egress:{test}:hot").Val(), int64(1010))
@@ -205,5 +207,36 @@ func TestASkipLeavesOutWhatComesBack(t *testing.T) {
 		next := try(t, s, lease.Request{Domain: "x.example"})
 		assert.Equal(t, l.Endpoint().ID, next.Endpoint().ID)
 		require.NoError(t, next.Release(t.Context()))
+	}
+}
+
+// What was leased before all that is skipped is not skipped when it is released.
+func TestASkipLeavesOutWhatIsReleased(t *testing.T) {
+	s := open(t, redistest.Start(t), redislease.Config{Fresh: true})
+	newHands(s)
+	put(t, s, "a", "b", "c", "d")
+	before := try(t, s, lease.Request{})
+	for range 2 {
+		l := try(t, s, lease.Request{Domain: "x.example"})
+		require.NoError(t, l.Report(t.Context(), lease.Outcome{Kind: lease.TargetBlocked}))
+		require.NoError(t, l.Release(t.Context()))
+	}
+	for _, domain := range []string{"", "x.example"} {
+		require.NoError(t, try(t, s, lease.Request{Domain: domain}).Release(t.Context()))
+	}
+	require.NoError(t, before.Release(t.Context()))
+	assert.Equal(t, before.Endpoint().ID, try(t, s, lease.Request{Domain: "x.example"}).Endpoint().ID)
+}
+
+// A token is at least the server's time, by the short way too.
+func TestATokenIsAtLeastTheTime(t *testing.T) {
+	s := open(t, redistest.Start(t), redislease.Config{Fresh: true})
+	h := newHands(s)
+	put(t, s, "a")
+	for range 2 {
+		h.turn(time.Minute)
+		l := try(t, s, lease.Request{})
+		assert.Equal(t, h.micros.Load(), l.Key().Token)
+		require.NoError(t, l.Release(t.Context()))
 	}
 }
