@@ -234,7 +234,7 @@ func TestATokenIsAtLeastTheTime(t *testing.T) {
 	h := newHands(s)
 	put(t, s, "a")
 	for range 2 {
-		h.turn(time.Minute)
+		h.turn(time.Second)
 		l := try(t, s, lease.Request{})
 		assert.Equal(t, h.micros.Load(), l.Key().Token)
 		require.NoError(t, l.Release(t.Context()))
