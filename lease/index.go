@@ -1,9 +1,8 @@
 package lease
 
 import (
-	"cmp"
+	"encoding/binary"
 	"slices"
-	"strings"
 )
 
 // maxIndexed is how many attributes are indexed. A selector on more than those
@@ -17,6 +16,7 @@ type index struct {
 	keys   []string
 	groups map[string]*group
 	all    []*group
+	name   []byte // scratch
 }
 
 // group holds the free slots whose indexed attributes are the same.
@@ -25,6 +25,9 @@ type group struct {
 	values  []attribute // of the indexed keys
 	members int         // slots, free or not
 	free    freeList
+	// split is set when finer groups have taken its place. Its free slots are theirs,
+	// the others follow when they become free.
+	split bool
 }
 
 // attribute is the value of one, where it is there.
@@ -35,26 +38,42 @@ type attribute struct {
 
 // join puts a slot into its group.
 func (x *index) join(s *slot) {
-	s.group = x.groupOf(s.endpoint.Attributes)
+	s.group = x.groupOf("", x.keys, s.endpoint.Attributes)
 	s.group.members++
+}
+
+// list puts a slot that has become free into the list of its group.
+func (x *index) list(s *slot) {
+	if s.group.split {
+		x.join(s)
+	}
+	s.group.free.insert(s)
 }
 
 // leave takes it out. A group without members is forgotten.
 func (x *index) leave(s *slot) {
 	g := s.group
-	if g.members--; g.members == 0 {
+	if g.members--; g.members == 0 && !g.split {
 		delete(x.groups, g.name)
 		x.all = slices.DeleteFunc(x.all, func(other *group) bool { return other == g })
 	}
 }
 
-// groupOf returns the group for those attributes.
-func (x *index) groupOf(attributes map[string]string) *group {
-	name := x.project(attributes)
-	if g, ok := x.groups[name]; ok {
+// groupOf returns the group for those attributes: the values of the keys, which are
+// the last of the indexed ones, behind a name that has those of the others.
+func (x *index) groupOf(prefix string, keys []string, attributes map[string]string) *group {
+	x.name = append(x.name[:0], prefix...)
+	for _, key := range keys {
+		if value, has := attributes[key]; has {
+			x.name = append(binary.AppendUvarint(x.name, uint64(len(value))+1), value...)
+		} else {
+			x.name = append(x.name, 0)
+		}
+	}
+	if g, ok := x.groups[string(x.name)]; ok {
 		return g
 	}
-	g := &group{name: name}
+	g := &group{name: string(x.name)}
 	for _, key := range x.keys {
 		value, has := attributes[key]
 		g.values = append(g.values, attribute{value, has})
@@ -62,30 +81,13 @@ func (x *index) groupOf(attributes map[string]string) *group {
 	if x.groups == nil {
 		x.groups = map[string]*group{}
 	}
-	x.groups[name] = g
+	x.groups[g.name] = g
 	x.all = append(x.all, g)
 	return g
 }
 
-// project is the name of the group: the values of the indexed attributes, each
-// marked as there or not.
-func (x *index) project(attributes map[string]string) string {
-	if len(x.keys) == 0 {
-		return ""
-	}
-	var b strings.Builder
-	for _, key := range x.keys {
-		value, ok := attributes[key]
-		if ok {
-			b.WriteString("=" + value)
-		}
-		b.WriteByte(0)
-	}
-	return b.String()
-}
-
 // learn makes the selector's attributes indexed, as far as there is room, and
-// tells whether any was not: then the slots must be grouped anew.
+// tells whether any was not: then the groups must be split.
 func (x *index) learn(s Selector) (changed bool) {
 	for i := range s {
 		if len(x.keys) < maxIndexed && !slices.Contains(x.keys, s[i].Key) {
@@ -132,20 +134,23 @@ func (x *index) first(req *Request, now instant) *slot {
 	return best
 }
 
-// regroupLocked groups all slots anew, after the indexed attributes have changed.
-func (m *Memory) regroupLocked() {
-	m.index.groups, m.index.all = nil, nil
-	var free []*slot
-	for _, s := range m.slots {
-		if s.next != nil {
-			s.unlink()
-			free = append(free, s)
+// split makes groups finer after attributes have become indexed. A group's free slots
+// stand in order, so each goes to the end of its new list. It is the only call whose
+// cost grows with the store, so it looks at no slot that is not free.
+func (x *index) split() {
+	old := x.all
+	x.groups, x.all = nil, nil
+	for _, g := range old {
+		g.split = true
+		g.free.init()
+		added := x.keys[len(g.values):]
+		for s := g.free.root.next; s != &g.free.root; {
+			next := s.next
+			s.group = x.groupOf(g.name, added, s.endpoint.Attributes)
+			s.group.members++
+			s.group.free.push(s)
+			s = next
 		}
-		m.index.join(s)
-	}
-	slices.SortFunc(free, func(a, b *slot) int { return cmp.Compare(a.used, b.used) })
-	for _, s := range free {
-		s.group.free.insert(s)
 	}
 }
 
@@ -178,6 +183,16 @@ func (l *freeList) insert(s *slot) {
 	for after != &l.root && after.used > s.used {
 		after = after.prev
 	}
+	s.linkAfter(after)
+}
+
+// push puts the slot at the end.
+func (l *freeList) push(s *slot) {
+	l.init()
+	s.linkAfter(l.root.prev)
+}
+
+func (s *slot) linkAfter(after *slot) {
 	s.prev, s.next = after, after.next
 	after.next.prev, after.next = s, s
 }

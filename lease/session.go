@@ -32,7 +32,7 @@ func (m *Memory) pickLocked(req *Request, now instant) *slot {
 // firstLocked returns the least recently used free slot that satisfies the request.
 func (m *Memory) firstLocked(req *Request, now instant) *slot {
 	if len(req.Selector) > 0 && m.index.learn(req.Selector) {
-		m.regroupLocked()
+		m.index.split()
 	}
 	return m.index.first(req, now)
 }

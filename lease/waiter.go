@@ -74,7 +74,7 @@ func (m *Memory) settleLocked(s *slot, now instant) {
 	listed, free := s.next != nil, m.leasable(s, now)
 	switch {
 	case free && !listed:
-		s.group.free.insert(s)
+		m.index.list(s)
 		m.offerLocked(s, now)
 	case !free && listed:
 		s.unlink()
