@@ -713,6 +713,7 @@ func TestParseSelector(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "a=b": "a=b", "a == b": "a=b", "a!=b": "a notin (b)", "a in (b, c)": "a in (b,c)",
 		"a notin (b),c , !d": "a notin (b),c,!d", "a in (b,c),d in (e)": "a in (b,c),d=e",
+		"a in ()": "a in ()", "a in (,b)": "a in (,b)", "a notin ()": "a notin ()", // an empty value
 	} {
 		s, err := lease.ParseSelector(text)
 		require.NoError(t, err, text)
@@ -721,7 +722,7 @@ func TestParseSelector(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, s, again)
 	}
-	for _, text := range []string{",", "a=b,", "a b", "a in", "a in b", "=b", "!", "a in (b", "a=(b)"} {
+	for _, text := range []string{",", "a=b,", "a b", "a in", "a in b", "=b", "!", "a in (b", "a=(b)", "a="} {
 		_, err := lease.ParseSelector(text)
 		assert.Error(t, err, text)
 	}
@@ -747,7 +748,7 @@ func FuzzParseSelector(f *testing.F) {
 		}
 		again, err := lease.ParseSelector(s.String())
 		require.NoError(t, err, s.String())
-		assert.Equal(t, s.String(), again.String())
+		assert.Equal(t, s, again)
 	})
 }
 

@@ -96,7 +96,7 @@ func (s Selector) String() string {
 func (r Requirement) String() string {
 	switch r.Operator {
 	case In:
-		if len(r.Values) == 1 {
+		if len(r.Values) == 1 && r.Values[0] != "" {
 			return r.Key + "=" + r.Values[0]
 		}
 		return r.Key + " in (" + strings.Join(r.Values, ",") + ")"

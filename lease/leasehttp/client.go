@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/egressfleet/egress/endpoint"
@@ -75,18 +76,23 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 
 // TryAcquire implements [lease.Store].
 func (c *Client) TryAcquire(ctx context.Context, req lease.Request) (*lease.Lease, error) {
-	return c.acquireOnce(ctx, req, rand.Text(), "")
+	body, err := newAcquireRequest(req)
+	if err != nil {
+		return nil, err
+	}
+	return c.acquireOnce(ctx, body, "")
 }
 
 // Acquire implements [lease.Store]. It asks again, with the same request ID, when
 // the server's wait is over or the connection breaks, until ctx ends.
 func (c *Client) Acquire(ctx context.Context, req lease.Request) (*lease.Lease, error) {
-	if err := req.Validate(); err != nil {
-		return nil, fmt.Errorf("lease.Request: %w", err)
+	body, err := newAcquireRequest(req)
+	if err != nil {
+		return nil, err
 	}
-	id, began := rand.Text(), time.Now()
+	began := time.Now()
 	for failures := 0; ; {
-		l, err := c.acquireOnce(ctx, req, id, "?wait="+c.cfg.Wait.String())
+		l, err := c.acquireOnce(ctx, body, "?wait="+c.cfg.Wait.String())
 		if err == nil || !retryable(err) {
 			return l, err
 		}
@@ -94,7 +100,7 @@ func (c *Client) Acquire(ctx context.Context, req lease.Request) (*lease.Lease, 
 			sleep(ctx, pause)
 		}
 		if ctx.Err() != nil {
-			c.giveUp(id)
+			c.giveUp(body.RequestID)
 			return nil, endOfWait(ctx, err, time.Since(began))
 		}
 	}
@@ -153,14 +159,7 @@ func (c *Client) giveUp(id string) {
 	}()
 }
 
-func (c *Client) acquireOnce(ctx context.Context, req lease.Request, id, query string) (*lease.Lease, error) {
-	if err := req.Validate(); err != nil {
-		return nil, fmt.Errorf("lease.Request: %w", err)
-	}
-	body := acquireRequest{
-		RequestID: id, Holder: req.Holder, Domain: req.Domain, TTL: duration(req.TTL),
-		Selector: req.Selector.String(), Session: req.Session,
-	}
+func (c *Client) acquireOnce(ctx context.Context, body acquireRequest, query string) (*lease.Lease, error) {
 	asked := time.Now()
 	var answer wireLease
 	if err := c.call(ctx, http.MethodPost, "/v1/leases"+query, body, &answer); err != nil {
@@ -172,6 +171,26 @@ func (c *Client) acquireOnce(ctx context.Context, req lease.Request, id, query s
 	}
 	// What the way there and back took is on the safe side.
 	return lease.New(c, grant, asked.Add(time.Duration(answer.Waited)), c.cfg.Transport), nil
+}
+
+// newAcquireRequest is a request with an ID of its own, as it travels. A selector whose text
+// would be read as another one, as with a comma in a value, is refused.
+func newAcquireRequest(req lease.Request) (acquireRequest, error) {
+	if err := req.Validate(); err != nil {
+		return acquireRequest{}, fmt.Errorf("lease.Request: %w", err)
+	}
+	text := req.Selector.String()
+	read, err := lease.ParseSelector(text)
+	same := slices.EqualFunc(req.Selector, read, func(a, b lease.Requirement) bool {
+		return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
+	})
+	if err != nil || !same {
+		return acquireRequest{}, fmt.Errorf("lease.Request: selector: %q cannot be sent: keep keys and values to letters, digits and _ . / : -", text)
+	}
+	return acquireRequest{
+		RequestID: rand.Text(), Holder: req.Holder, Domain: req.Domain, TTL: duration(req.TTL),
+		Selector: text, Session: req.Session,
+	}, nil
 }
 
 // Renew implements [lease.Store].

@@ -663,6 +663,29 @@ func TestTokensAreComparedInConstantTime(t *testing.T) {
 
 // FuzzRequests sends any body and query to every path: each answer is JSON with a
 // status of the API's, and none is a failure of the server.
+// As text such a selector would be another one: region=eu and an attribute us.
+func TestASelectorThatWouldBeReadAsAnotherIsNotSent(t *testing.T) {
+	c, m := served(t, lease.MemoryConfig{}, nil)
+	url, err := endpoint.NewURL("http", "192.0.2.7:3128", "", "")
+	require.NoError(t, err)
+	for id, region := range map[string]string{"a": "eu,us", "b": ""} {
+		require.NoError(t, m.Put(t.Context(), endpoint.Endpoint{ID: id, URL: url, Attributes: map[string]string{"region": region, "us": ""}}))
+		require.NoError(t, m.SetVerdict(t.Context(), id, endpoint.Verdict{Health: endpoint.Healthy}))
+	}
+	in := func(values ...string) lease.Request {
+		return lease.Request{Holder: "me", Selector: lease.Selector{{Key: "region", Operator: lease.In, Values: values}}}
+	}
+	for _, value := range []string{"eu,us", "e u", "eu)", " eu"} {
+		for name, acquire := range map[string]func(context.Context, lease.Request) (*lease.Lease, error){"Acquire": c.Acquire, "TryAcquire": c.TryAcquire} {
+			_, err := acquire(t.Context(), in(value))
+			require.ErrorContains(t, err, "cannot be sent", "%s %q", name, value)
+		}
+	}
+	l, err := c.TryAcquire(t.Context(), in(""))
+	require.NoError(t, err, "an empty value can be")
+	assert.Equal(t, "b", l.Endpoint().ID)
+}
+
 func FuzzRequests(f *testing.F) {
 	for _, body := range []string{
 		"", "{}", `{"holder": "me"}`, `{"holder": "me", "ttl": "-1s", "requestId": "x"}`, `{"token": 99999999999999999999}`,
