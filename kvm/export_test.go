@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"reflect"
 	"testing"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
+	"golang.org/x/crypto/ssh"
 
 	"github.com/egressfleet/egress/internal/fakelibvirt"
 	"github.com/egressfleet/egress/provider"
@@ -267,4 +269,25 @@ func HasFailure(p *Provider, host string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.failed) > 0
+}
+
+// TrustHostKey tells whether a host of that address is trusted by that key.
+func TrustHostKey(knownHosts, address string, key ssh.PublicKey) error {
+	h := hop{address: address, knownHosts: knownHosts}
+	keys, _, err := newSSHKeys(Config{}, []hop{h}).hostKeys(context.Background(), h)
+	if err != nil {
+		return err
+	}
+	return keys.callback(address, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 7), Port: 22}, key)
+}
+
+// WayTo is where the host's own sshd and its jump are looked for; empty for this
+// machine and for none.
+func WayTo(c Config) (address, jump string) {
+	h := c.withDefaults().Hosts[0]
+	if h.Address != addressLocal {
+		address = c.target(h).address
+	}
+	j, _ := c.jump(h)
+	return address, j.address
 }

@@ -1,0 +1,122 @@
+package kvm_test
+
+import (
+	"crypto/ed25519"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
+
+	"github.com/egressfleet/egress/kvm"
+	"github.com/egressfleet/egress/provider"
+)
+
+// newHostKey is a key that no file can know of.
+func newHostKey(t testing.TB) ssh.PublicKey {
+	t.Helper()
+	public, _, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	return key
+}
+
+// Whatever a known_hosts file has in it: no other key is trusted for it, one more
+// line is not lost by it, and an error names the file.
+func FuzzKnownHosts(f *testing.F) {
+	f.Add("[hypervisor.test]:22 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n")
+	unknown, known := newHostKey(f), newHostKey(f)
+	path := filepath.Join(f.TempDir(), "known_hosts")
+	const address = "hypervisor.test:22"
+	f.Fuzz(func(t *testing.T, text string) {
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		err := kvm.TrustHostKey(path, address, unknown)
+		require.ErrorIs(t, err, provider.ErrPermanent)
+		require.ErrorContains(t, err, path)
+		if provider.HasCode(err, "KeyInvalid") {
+			return
+		}
+		line := knownhosts.Line([]string{address}, known)
+		require.NoError(t, os.WriteFile(path, []byte(text+"\n"+line+"\n"), 0o600))
+		require.NoError(t, kvm.TrustHostKey(path, address, known))
+		require.ErrorIs(t, kvm.TrustHostKey(path, address, unknown), provider.ErrPermanent)
+	})
+}
+
+// An address that is accepted leads somewhere, and one that is not is no way for a
+// password to get out.
+func FuzzAddress(f *testing.F) {
+	for _, a := range []string{"h", "local", "h:2222", "[2001:db8::1]", "qemu+ssh://root@h:22/system?keyfile=/k", "qemu+unix:///system?socket=/s", "qemu:///system"} {
+		f.Add(a, "gate@bastion:2222")
+	}
+	f.Fuzz(func(t *testing.T, address, jump string) {
+		address = strings.ReplaceAll(address, "SECRET", "S3CR3T")
+		c := kvm.Config{
+			SSHKeyFile: "/k", KnownHostsFile: "/n", MachineTypes: map[string]kvm.MachineType{"s": {VCPUs: 1, MemoryMiB: 64}},
+			Hosts: []kvm.Host{{Name: "a", User: "u", Bridge: "br0", Address: address, Jump: jump}},
+		}
+		if c.Hosts[0].Address == "local" || strings.HasPrefix(address, "qemu:") || strings.HasPrefix(address, "qemu+unix:") {
+			c.Hosts[0].User = ""
+		}
+		if err := c.Validate(); err != nil {
+			if strings.Contains(address, ":S3CR3T@") {
+				assert.NotContains(t, err.Error(), "S3CR3T")
+			}
+			return
+		}
+		own, gate := kvm.WayTo(c)
+		for _, to := range []string{own, gate} {
+			if to == "" {
+				continue
+			}
+			host, port, err := net.SplitHostPort(to)
+			require.NoError(t, err, "%q", to)
+			assert.NotEmpty(t, host, "%q", to)
+			assert.NotEmpty(t, port, "%q", to)
+			assert.False(t, strings.ContainsAny(to, " \t\r\n\x00/@"), "%q", to)
+		}
+		assert.Equal(t, jump == "", gate == "")
+	})
+}
+
+// A range that is accepted begins and ends in its network, in that order.
+func FuzzRange(f *testing.F) {
+	for _, r := range []string{"10.0.0.10-10.0.0.99/24", "10.0.0.10/24", "2001:db8::10-2001:db8::ffff/64", "10.0.0.10-10.0.0.9/24"} {
+		f.Add(r)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		size, first, last, err := kvm.ParseRange(text)
+		if err != nil {
+			return
+		}
+		assert.Positive(t, size)
+		assert.Equal(t, first.Masked(), last.Masked())
+		assert.False(t, last.Addr().Less(first.Addr()))
+		if size == 1 {
+			assert.Equal(t, first, last)
+		}
+		assert.True(t, netip.PrefixFrom(first.Addr(), first.Bits()).Contains(last.Addr()))
+	})
+}
+
+// What a host says of itself is believed only where it is whole.
+func FuzzHypervisor(f *testing.F) {
+	f.Add(`<capabilities><host><cpu><arch>x86_64</arch></cpu></host></capabilities>`, "auto")
+	f.Fuzz(func(t *testing.T, capabilities, want string) {
+		h, err := kvm.ParseHypervisor(capabilities, want)
+		if err != nil {
+			require.ErrorIs(t, err, provider.ErrPermanent)
+			return
+		}
+		assert.Contains(t, []string{"kvm", "qemu"}, h.Type)
+		assert.NotEmpty(t, h.Arch)
+		assert.NotEmpty(t, h.Machine)
+	})
+}
