@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/egressfleet/egress/endpoint"
+	"github.com/egressfleet/egress/internal/mdtest"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/lease/leasehttp"
 	"github.com/egressfleet/egress/lease/leasetest"
@@ -663,6 +665,39 @@ func TestTokensAreComparedInConstantTime(t *testing.T) {
 
 // FuzzRequests sends any body and query to every path: each answer is JSON with a
 // status of the API's, and none is a failure of the server.
+var curled = regexp.MustCompile(`-d '([^']*)' '?http://[^/]+(/v1/[^'\s]+)`)
+
+// The calls of the manuals are answered as they say, one after the other: each is
+// about the lease of the one before.
+func TestTheCallsOfTheManualsWork(t *testing.T) {
+	m, err := lease.NewMemory(lease.MemoryConfig{})
+	require.NoError(t, err)
+	h, err := leasehttp.NewHandler(leasehttp.HandlerConfig{Store: m, Clients: map[string]string{"scraper": token}})
+	require.NoError(t, err)
+	t.Cleanup(func() { h.Close(); m.Close() })
+	put(t, m, "a", "b")
+	seen := 0
+	for _, path := range []string{"../../docs/egressctl.md", "../../docs/operator.md"} {
+		var held struct{ ID, Token string }
+		for _, command := range mdtest.Commands(t, path) {
+			for _, call := range curled.FindAllStringSubmatch(command, -1) {
+				seen++
+				body := regexp.MustCompile(`"token": "\d+…"`).ReplaceAllString(call[1], `"token": "`+held.Token+`"`)
+				url := regexp.MustCompile(`/\w+…`).ReplaceAllString(call[2], "/"+held.ID)
+				r := httptest.NewRequest(http.MethodPost, url, strings.NewReader(body))
+				r.Header.Set("Authorization", "Bearer "+token)
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				require.Less(t, w.Code, 300, "%s: %s: %s", path, command, w.Body)
+				if strings.HasPrefix(url, "/v1/leases?") {
+					require.NoError(t, json.Unmarshal(w.Body.Bytes(), &held))
+				}
+			}
+		}
+	}
+	assert.Equal(t, 5, seen)
+}
+
 // As text such a selector would be another one: region=eu and an attribute us.
 func TestASelectorThatWouldBeReadAsAnotherIsNotSent(t *testing.T) {
 	c, m := served(t, lease.MemoryConfig{}, nil)
