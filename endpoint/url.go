@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // redaction stands for the userinfo wherever a URL is printed. Parsing refuses
@@ -137,11 +138,17 @@ func checkHostPort(hostport string) (string, error) {
 func validHost(host string) bool {
 	if strings.Contains(host, ":") {
 		addr, err := netip.ParseAddr(host)
-		return err == nil && addr.Is6()
+		return err == nil && addr.Is6() && !strings.ContainsFunc(addr.Zone(), isNoZone)
 	}
 	return host != "" && !strings.ContainsFunc(host, func(r rune) bool {
 		return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"%<>\^{}|[]@`, r) || r == '`'
 	})
+}
+
+// isNoZone tells of what a zone cannot have as it is, RFC 6874: another reader would
+// take it for something else.
+func isNoZone(r rune) bool {
+	return r >= 0x7f || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-._~", r)
 }
 
 func (u *userinfo) validate(scheme string) error {

@@ -50,6 +50,8 @@ func TestParseURLRefusesAndSaysWhatToDo(t *testing.T) {
 		"http://bücher.example:3128":        "punycode",
 		"http://2001:db8::7:3128":           "put an IPv6 address in brackets",
 		"http://[2001:db8::zz]:3128":        "must be an ASCII name",
+		"http://[fe80::1%eth 0]:3128":       "must be an ASCII name",
+		"http://[fe80::1%25eth%2f]:3128":    "must be an ASCII name",
 		"http://192.0.2.7:3128/path":        "without a path",
 		"http://u:p#w@192.0.2.7:3128":       "'#' as %23",
 		"http://u:p/w@192.0.2.7:3128":       "'/' as %2F",
