@@ -29,7 +29,7 @@ func newHostKey(t testing.TB) ssh.PublicKey {
 }
 
 // Whatever a known_hosts file has in it: no other key is trusted for it, one more
-// line is not lost by it, and an error names the file.
+// line is not lost by it, and an error names the file and the remedy.
 func FuzzKnownHosts(f *testing.F) {
 	f.Add("[hypervisor.test]:22 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n")
 	unknown, known := newHostKey(f), newHostKey(f)
@@ -41,6 +41,7 @@ func FuzzKnownHosts(f *testing.F) {
 		require.ErrorIs(t, err, provider.ErrPermanent)
 		require.ErrorContains(t, err, path)
 		if provider.HasCode(err, "KeyInvalid") {
+			assert.ErrorContains(t, err, "ssh-keyscan")
 			return
 		}
 		line := knownhosts.Line([]string{address}, known)

@@ -115,7 +115,7 @@ func TestSSHRefusals(t *testing.T) {
 		{"bad known_hosts", func(t *testing.T, r *sshRig) {
 			sshtest.WriteFile(t, r.dir, "known_hosts", []byte("host ssh-rsa !!!\n"))
 		},
-			provider.ErrPermanent, "KeyInvalid", []string{"not a known_hosts file"}},
+			provider.ErrPermanent, "KeyInvalid", []string{"not a known_hosts file", "ssh-keyscan", "line 1"}},
 		{"no known_hosts", func(_ *testing.T, r *sshRig) { r.cfg.KnownHostsFile += ".missing" },
 			provider.ErrTransient, "KeyMissing", []string{"known_hosts.missing"}},
 		{"wrong client key", func(t *testing.T, r *sshRig) { r.server.Authorize(sshtest.NewKey(t).PublicKey()) },

@@ -276,7 +276,7 @@ func parseKnownHosts(_ context.Context, path string) (*knownhosts.HostKeyDB, err
 	case errors.As(err, &pathErr):
 		return nil, unreadable(err)
 	case err != nil:
-		return nil, provider.Permanentf(codeKeyInvalid, "%s is not a known_hosts file: %w", path, err)
+		return nil, provider.Permanentf(codeKeyInvalid, "%s is not a known_hosts file, which has lines as ssh-keyscan prints them: %w", path, err)
 	}
 	return db, nil
 }
