@@ -116,6 +116,10 @@ func createsOne(t *testing.T, f *faulty) {
 	time.Sleep(time.Minute) // what is under way lands
 	require.NoError(t, createOne(t, f))
 	assert.Equal(t, []string{zoneA + "/" + provider.Name("uid-1")}, without(f.server.Names(), provider.Name("uid-theirs")))
+	body, _ := f.server.Body(zoneA, provider.Name("uid-1"))
+	for _, disk := range body["disks"].([]any) {
+		assert.Equal(t, true, disk.(map[string]any)["autoDelete"], "its disk goes with it")
+	}
 	require.NoError(t, getOne(t, f))
 	all, err := f.ListByTag(t.Context(), faultTag)
 	require.NoError(t, err)
@@ -211,6 +215,7 @@ func TestEveryMessageMayBeSpoiled(t *testing.T) {
 		for k := range messages {
 			for _, fault := range faultproxy.Faults {
 				t.Run(fmt.Sprintf("%s/message %d %s", operation, k, fault), func(t *testing.T) {
+					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
 						f := newFaulty(t)
 						f.theirs(t)
@@ -242,4 +247,22 @@ func (f *faulty) passes(t *testing.T, fault faultproxy.Fault, err error) {
 	}
 	assert.NotContains(t, err.Error(), "secret-of-")
 	assert.True(t, provider.HasCode(err, "NoAnswer") || provider.HasCode(err, "ConnectionLost"), "%v", err)
+}
+
+// A Create that was given up may land after the Delete that was to undo it. It carries
+// its tag, and so it is found.
+func TestWhatLandsAfterItsDeletionIsListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty(t)
+		f.proxy.Spoil(0, faultproxy.Late)
+		require.ErrorIs(t, createOne(t, f), provider.ErrTransient)
+		require.NoError(t, deleteOne(t, f))
+		require.Empty(t, f.server.Names())
+		time.Sleep(time.Minute)
+		all, err := f.ListByTag(t.Context(), faultTag)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		assert.Equal(t, oneID, all[0].ID)
+		deletesOne(t, f)
+	})
 }
