@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -28,5 +29,26 @@ func FuzzTokens(f *testing.F) {
 			require.NotEmpty(t, token)
 			require.Len(t, strings.Fields(name+" "+token), 2)
 		}
+	})
+}
+
+// Nothing in a text steers the terminal that it is shown on, however it comes in
+// pieces.
+func FuzzPlain(f *testing.F) {
+	f.Add("\x1b[31mred\x1b[0m\r\n", uint(3))
+	f.Fuzz(func(t *testing.T, text string, cut uint) {
+		shown := plainText(text)
+		for _, r := range shown {
+			require.False(t, r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r)), "%q", shown)
+		}
+		var pieces strings.Builder
+		p := plain{w: &pieces}
+		at := min(cut, uint(len(text)))
+		for _, piece := range []string{text[:at], text[at:]} {
+			_, err := p.Write([]byte(piece))
+			require.NoError(t, err)
+		}
+		require.Equal(t, shown, pieces.String())
+		require.Equal(t, shown, plainText(shown))
 	})
 }
