@@ -342,7 +342,7 @@ func (h Host) checkWay(problems *check.Problems) {
 	}
 	problems.Require(h.User != "", "user", "give the account to log in as")
 	if !validUser(h.User) {
-		problems.Add("user", h.User, "must be the name of an account")
+		addWay(problems, "user", h.User, h.User, "must be the name of an account")
 	}
 	if h.Jump != "" {
 		user, address, ok := strings.Cut(h.Jump, "@")
@@ -350,18 +350,18 @@ func (h Host) checkWay(problems *check.Problems) {
 			user, address = h.User, h.Jump
 		}
 		if user == "" && ok || !validUser(user) || !validSSHAddress(withPort(address)) {
-			problems.Add("jump", h.Jump, "must be user@host:port of an SSH server, of which user and port may be left out")
+			addWay(problems, "jump", h.Jump, accountOf(h.Jump), "must be user@host:port of an SSH server, of which user and port may be left out")
 		}
 	}
 	if h.Address == "" {
 		problems.Missing("address", "give host:port of its sshd, or local for this machine's own libvirt")
 	} else if !validSSHAddress(h.sshAddress()) {
-		problems.Add("address", h.Address, "must be host:port of its sshd, or local for this machine's own libvirt")
+		addWay(problems, "address", h.Address, accountOf(h.Address), "must be host:port of its sshd, or local for this machine's own libvirt")
 	}
 }
 
 func validUser(user string) bool {
-	return !strings.ContainsFunc(user, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' })
+	return !strings.ContainsFunc(user, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '@' || r == ':' })
 }
 
 // isNameBreaker tells of characters that no name of libvirt should have.
@@ -373,7 +373,7 @@ var interfacePattern = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
 
 func validSSHAddress(address string) bool {
 	host, port, err := net.SplitHostPort(address)
-	if err != nil || host == "" || strings.ContainsAny(host, "/@ \t\r\n") {
+	if err != nil || host == "" || strings.ContainsFunc(host, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) || r == '/' || r == '@' }) {
 		return false
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
@@ -384,6 +384,19 @@ func validSSHAddress(address string) bool {
 func (h Host) local() bool {
 	return h.Address == addressLocal || h.Address == "" && h.Socket != ""
 }
+
+// addWay reports a way to a server, or an account on it. Where the account seems to
+// have a password in it, the value is not shown.
+func addWay(problems *check.Problems, path, value, account, problem string) {
+	if strings.Contains(account, ":") {
+		problems.Missing(path, problem+"; a password is not used: log in by a key")
+		return
+	}
+	problems.Add(path, value, problem)
+}
+
+// accountOf is what stands before the last '@'.
+func accountOf(address string) string { return address[:max(strings.LastIndexByte(address, '@'), 0)] }
 
 // sshAddress is Address with its port.
 func (h Host) sshAddress() string { return withPort(h.Address) }

@@ -58,7 +58,7 @@ func FuzzAddress(f *testing.F) {
 		f.Add(a, "gate@bastion:2222")
 	}
 	f.Fuzz(func(t *testing.T, address, jump string) {
-		address = strings.ReplaceAll(address, "SECRET", "S3CR3T")
+		address, jump = strings.ReplaceAll(address, "SECRET", "S3CR3T"), strings.ReplaceAll(jump, "SECRET", "S3CR3T")
 		c := kvm.Config{
 			SSHKeyFile: "/k", KnownHostsFile: "/n", MachineTypes: map[string]kvm.MachineType{"s": {VCPUs: 1, MemoryMiB: 64}},
 			Hosts: []kvm.Host{{Name: "a", User: "u", Bridge: "br0", Address: address, Jump: jump}},
@@ -67,7 +67,7 @@ func FuzzAddress(f *testing.F) {
 			c.Hosts[0].User = ""
 		}
 		if err := c.Validate(); err != nil {
-			if strings.Contains(address, ":S3CR3T@") {
+			if !strings.Contains(strings.NewReplacer(":S3CR3T@", "").Replace(address+" "+jump), "S3CR3T") && isUserinfo(address) {
 				assert.NotContains(t, err.Error(), "S3CR3T")
 			}
 			return
@@ -85,6 +85,14 @@ func FuzzAddress(f *testing.F) {
 		}
 		assert.Equal(t, jump == "", gate == "")
 	})
+}
+
+// isUserinfo tells whether a password may stand before the first '@' of an address: a
+// path and parameters have none.
+func isUserinfo(address string) bool {
+	_, rest, isURI := strings.Cut(address, "://")
+	before, _, _ := strings.Cut(rest, "@")
+	return !isURI || !strings.ContainsAny(before, "/?#")
 }
 
 // A range that is accepted begins and ends in its network, in that order.

@@ -714,6 +714,7 @@ func TestParseSelector(t *testing.T) {
 		"": "", "a=b": "a=b", "a == b": "a=b", "a!=b": "a notin (b)", "a in (b, c)": "a in (b,c)",
 		"a notin (b),c , !d": "a notin (b),c,!d", "a in (b,c),d in (e)": "a in (b,c),d=e",
 		"a in ()": "a in ()", "a in (,b)": "a in (,b)", "a notin ()": "a notin ()", // an empty value
+		"a in (b c)": "a in (b c)", "a in (!)": "a in (!)",
 	} {
 		s, err := lease.ParseSelector(text)
 		require.NoError(t, err, text)

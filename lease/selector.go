@@ -96,7 +96,7 @@ func (s Selector) String() string {
 func (r Requirement) String() string {
 	switch r.Operator {
 	case In:
-		if len(r.Values) == 1 && r.Values[0] != "" {
+		if len(r.Values) == 1 && wordPattern.MatchString(r.Values[0]) {
 			return r.Key + "=" + r.Values[0]
 		}
 		return r.Key + " in (" + strings.Join(r.Values, ",") + ")"
@@ -109,6 +109,8 @@ func (r Requirement) String() string {
 }
 
 const word = `([A-Za-z0-9_./:-]+)`
+
+var wordPattern = regexp.MustCompile(`^` + word + `$`)
 
 // requirementForms are what a requirement may look like, with the operator.
 var requirementForms = []struct {
