@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -202,6 +203,9 @@ func renamed(xml, from, to string) string {
 	return before + after
 }
 
+// oursInCrowd is how many of a host's domains are ours, where it has as many.
+const oursInCrowd = 20
+
 // measureList counts the calls of a list on a host with 500 domains, of which 20
 // are ours: of the first one of a process, or of a later one.
 func measureList(first bool) func() (float64, string, error) {
@@ -211,57 +215,116 @@ func measureList(first bool) func() (float64, string, error) {
 			return 0, "", err
 		}
 		defer m.close()
-		names := m.crowd(20, 480)
-		defer func() {
-			for _, name := range names {
-				virsh("undefine", name, "--nvram")
-			}
-		}()
-		var rec recorder
-		p := m.h.provider(bySSH, rec.trace(), nil)
-		defer func() { must(p.Close()) }()
-		var took time.Duration
-		list := func() {
-			rec.take()
-			start := time.Now()
-			found, err := p.ListByTag(context.Background(), benchTag)
-			took = time.Since(start)
-			must(err)
-			if len(found) != 20 {
-				must(fmt.Errorf("the list has %d instances, wanted 20", len(found)))
-			}
+		c := m.newCrowd()
+		defer c.close()
+		c.growTo(500)
+		firstCalls, firstTook, laterCalls, laterTook := c.list(bySSH, 1)
+		calls, took := laterCalls, laterTook
+		if first {
+			calls, took = firstCalls, firstTook
 		}
-		list()
-		if !first {
-			list()
-		}
-		return float64(len(rec.take())), fmt.Sprintf("%s over SSH", took.Round(100*time.Microsecond)), nil
+		return float64(calls), fmt.Sprintf("%s over SSH", took.Round(100*time.Microsecond)), nil
 	}
 }
 
-// crowd defines domains: ours, and those of others.
-func (m *maker) crowd(ours, others int) (names []string) {
+// listCurve is the time and the calls of lists on a host that has ever more domains.
+// Its value is the time of a later list with the most, to that with the fewest.
+func listCurve() (float64, string, error) {
+	m, err := newMaker()
+	if err != nil {
+		return 0, "", err
+	}
+	defer m.close()
+	c := m.newCrowd()
+	defer c.close()
+	var points []string
+	var medians []float64
+	for _, n := range []int{10, 50, 100, 250, 500} {
+		c.growTo(n)
+		var firsts, laters, locals []float64
+		var firstCalls, laterCalls int
+		for range 3 {
+			var first, later time.Duration
+			firstCalls, first, laterCalls, later = c.list(bySSH, 20)
+			firsts, laters = append(firsts, 1000*first.Seconds()), append(laters, 1000*later.Seconds())
+			_, _, _, local := c.list(byLocal, 20)
+			locals = append(locals, 1000*local.Seconds())
+		}
+		points = append(points, fmt.Sprintf("%d: first %s ms in %d calls, later %s ms in %d, by the local socket %s ms",
+			n, spread(firsts), firstCalls, spread(laters), laterCalls, spread(locals)))
+		medians = append(medians, median(laters))
+	}
+	return medians[len(medians)-1] / medians[0], strings.Join(points, "\n  "), nil
+}
+
+// crowd is many domains on the host: ours, and those of others.
+type crowd struct {
+	m     *maker
+	uid   string // of the model, name is its name
+	name  string
+	xml   string
+	names []string
+}
+
+func (m *maker) newCrowd() *crowd {
 	id, _ := m.create()
-	uid := fmt.Sprintf("bench-%d-%d", os.Getpid(), m.count)
-	name := id[strings.LastIndex(id, "/")+1:]
-	xml, err := output("virsh", "-c", "qemu:///system", "dumpxml", "--inactive", name)
+	c := &crowd{m: m, uid: fmt.Sprintf("bench-%d-%d", os.Getpid(), m.count), name: id[strings.LastIndex(id, "/")+1:]}
+	var err error
+	c.xml, err = output("virsh", "-c", "qemu:///system", "dumpxml", "--inactive", c.name)
 	must(err)
 	m.delete(id)
-	file := filepath.Join(m.dir, "crowd.xml")
-	define := func(name, xml string) {
+	return c
+}
+
+// growTo defines domains until there are so many. The first ones are ours.
+func (c *crowd) growTo(n int) {
+	for i := len(c.names); i < n; i++ {
+		name := fmt.Sprintf("egress-bench-other-%d", i)
+		xml := "<domain type='qemu'><name>" + name + "</name><memory unit='MiB'>128</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
+		if i < oursInCrowd {
+			uid := fmt.Sprintf("crowd-%d-%d", os.Getpid(), i)
+			name = provider.Name(uid)
+			xml = strings.ReplaceAll(renamed(c.xml, c.name, name), c.uid, uid)
+		}
+		file := filepath.Join(c.m.dir, "crowd.xml")
 		must(os.WriteFile(file, []byte(xml), 0o600))
 		virsh("define", file)
-		names = append(names, name)
+		c.names = append(c.names, name)
 	}
-	for i := range ours {
-		another := fmt.Sprintf("crowd-%d-%d", os.Getpid(), i)
-		define(provider.Name(another), strings.ReplaceAll(renamed(xml, name, provider.Name(another)), uid, another))
+}
+
+func (c *crowd) close() {
+	for _, name := range c.names {
+		virsh("undefine", name, "--nvram")
 	}
-	for i := range others {
-		other := fmt.Sprintf("egress-bench-other-%d", i)
-		define(other, "<domain type='qemu'><name>"+other+"</name><memory unit='MiB'>128</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+}
+
+// list is the calls and the time of a process's first list, with what connecting
+// takes, and of a later one: the median of so many.
+func (c *crowd) list(way string, later int) (firstCalls int, first time.Duration, laterCalls int, typical time.Duration) {
+	var rec recorder
+	p := c.m.h.provider(way, rec.trace(), nil)
+	defer func() { must(p.Close()) }()
+	once := func() (int, time.Duration) {
+		rec.take()
+		start := time.Now()
+		found, err := p.ListByTag(context.Background(), benchTag)
+		took := time.Since(start)
+		must(err)
+		if want := min(len(c.names), oursInCrowd); len(found) != want {
+			must(fmt.Errorf("the list has %d instances, wanted %d", len(found), want))
+		}
+		return len(rec.take()), took
 	}
-	return names
+	firstCalls, first = once()
+	var times []time.Duration
+	for range later {
+		var took time.Duration
+		laterCalls, took = once()
+		times = append(times, took)
+	}
+	slices.Sort(times)
+	return firstCalls, first, laterCalls, times[len(times)/2]
 }
 
 // measureCycles makes and deletes, and counts what stays: goroutines and

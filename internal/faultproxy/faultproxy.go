@@ -149,6 +149,7 @@ func (w *way) exchange() bool {
 	if err != nil {
 		return false
 	}
+	defer resp.Body.Close()
 	return w.answer(resp)
 }
 
