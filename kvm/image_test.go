@@ -219,7 +219,8 @@ func TestOtherProcessFetches(t *testing.T) {
 		errs <- err
 	}
 	go create(other, "u1")
-	require.Eventually(t, func() bool { return len(r.host().Volumes("default")) == 1 }, 10*time.Second, time.Millisecond)
+	isBase := func(name string) bool { return strings.HasPrefix(name, "base-") }
+	require.Eventually(t, func() bool { return slices.ContainsFunc(r.host().Volumes("default"), isBase) }, 10*time.Second, time.Millisecond)
 	go create(r.Provider, "u2")
 	time.Sleep(50 * time.Millisecond)
 	close(step)

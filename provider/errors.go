@@ -108,14 +108,13 @@ func (e *Error) class() error {
 	return e.Class
 }
 
-// Permanentf, Transientf and Quotaf are for those who write providers: they make an
-// [*Error] of the class ErrPermanent, ErrTransient or ErrQuotaExceeded, with a code,
-// out of what [fmt.Errorf] makes of the format.
+// Permanentf is for those who write providers. It makes an [*Error] of the class
+// ErrPermanent, with a code, of what [fmt.Errorf] makes of the format.
 func Permanentf(code, format string, args ...any) error {
 	return &Error{Class: ErrPermanent, Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// Transientf is like [Permanentf]. Of the end of a context, and of a time-out of the
+// Transientf is like [Permanentf], with the class ErrTransient. Of the end of a context, and of a time-out of the
 // network, which matches the same, it keeps the text alone: else the provider's own
 // would be taken for that of the caller's context.
 func Transientf(code, format string, args ...any) error {
@@ -126,7 +125,7 @@ func Transientf(code, format string, args ...any) error {
 	return &Error{Class: ErrTransient, Code: code, Err: err}
 }
 
-// Quotaf is like [Permanentf].
+// Quotaf is like [Permanentf], with the class ErrQuotaExceeded.
 func Quotaf(code, format string, args ...any) error {
 	return &Error{Class: ErrQuotaExceeded, Code: code, Err: fmt.Errorf(format, args...)}
 }
