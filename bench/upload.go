@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,15 +48,18 @@ func measureUpload(size int, address string, peer peerUpload) func() (float64, s
 func (h hypervisor) compareUploads(size int, address string, peer peerUpload) (float64, string, error) {
 	file := diskFile(size)
 	defer func() { _ = os.Remove(file) }()
-	u := h.newUploader(address, file)
+	u, checked := h.newUploader(address, kvm.Image{URL: file}), h.newUploader(address, kvm.Image{URL: file, SHA256: fileDigest(file)})
 	defer u.close()
-	var ours, theirs []float64
+	defer checked.close()
+	var ours, theirs, withDigest []float64
 	speed := func(d time.Duration) float64 { return float64(size) / d.Seconds() / 1e6 }
 	for range uploadRounds {
 		ours = append(ours, speed(u.upload()))
 		theirs = append(theirs, speed(peer(h, address, file)))
+		withDigest = append(withDigest, speed(checked.upload()))
 	}
-	return median(ours) / median(theirs), fmt.Sprintf("ours %s MB/s, theirs %s MB/s", spread(ours), spread(theirs)), nil
+	return median(ours) / median(theirs), fmt.Sprintf("ours %s MB/s, theirs %s MB/s, ours with a digest to check %s MB/s",
+		spread(ours), spread(theirs), spread(withDigest)), nil
 }
 
 // uploader sends a file by a provider.
@@ -63,9 +69,9 @@ type uploader struct {
 	rec recorder
 }
 
-func (h hypervisor) newUploader(address, file string) *uploader {
+func (h hypervisor) newUploader(address string, image kvm.Image) *uploader {
 	u := &uploader{h: h}
-	u.p = h.provider(address, u.rec.trace(), map[string]kvm.Image{"bench": {URL: file}})
+	u.p = h.provider(address, u.rec.trace(), map[string]kvm.Image{"bench": image})
 	return u
 }
 
@@ -78,6 +84,16 @@ func (u *uploader) upload() time.Duration {
 	virsh("vol-delete", "--pool", u.h.pool, image.Volume+".ok")
 	virsh("vol-delete", "--pool", u.h.pool, image.Volume)
 	return took
+}
+
+func fileDigest(path string) string {
+	f, err := os.Open(path)
+	must(err)
+	defer func() { _ = f.Close() }()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	must(err)
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 func (u *uploader) close() { must(u.p.Close()) }
@@ -175,7 +191,7 @@ func measureUploadMemory() (float64, string, error) {
 	var most float64
 	var detail []string
 	for _, way := range []struct{ name, address string }{{"local", ""}, {"ssh", bySSH}, {"ssh at 50 ms", address}} {
-		u := h.newUploader(way.address, file)
+		u := h.newUploader(way.address, kvm.Image{URL: file, SHA256: fileDigest(file)})
 		debug.FreeOSMemory()
 		must(os.WriteFile("/proc/self/clear_refs", []byte("5"), 0o200)) // forgets the highest
 		before := statusMiB("VmRSS:")
@@ -207,7 +223,7 @@ func measureBesideUpload() (float64, string, error) {
 	}
 	file := diskFile(512 << 20)
 	defer func() { _ = os.Remove(file) }()
-	u := h.newUploader(bySSH, file)
+	u := h.newUploader(bySSH, kvm.Image{URL: file})
 	defer u.close()
 	idle := u.calls(func() bool { return true }, 300)
 	done := make(chan struct{})

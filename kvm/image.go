@@ -211,8 +211,10 @@ func (w imageHost) fetch(ctx context.Context, src imageSource, f *imageFetch) (b
 	if err != nil {
 		return base{}, w.undo(ctx, volume, w.p.forgetStale(src, err))
 	}
-	name, digest := image.Digest()
-	log.Info("base image cached", "volume", b.volume, name, digest, "bytes", image.Bytes(), "duration", elapsed(start))
+	if name, digest := image.Digest(); name != "" {
+		log = log.WithValues(name, digest)
+	}
+	log.Info("base image cached", "volume", b.volume, "bytes", image.Bytes(), "duration", elapsed(start))
 	return b, w.pin(ctx, src)
 }
 

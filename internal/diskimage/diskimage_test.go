@@ -374,7 +374,14 @@ func TestFiles(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, sum256(big), sum256(got))
 		assert.EqualValues(t, len(big), i.Length())
+		_, _, err = readAll(t, diskimage.Source{URL: url, SHA256: sum256(blank)})
+		assert.True(t, provider.HasCode(err, diskimage.CodeDigestMismatch), "%v", err)
 	}
+	got, i, err := readAll(t, diskimage.Source{URL: path})
+	require.NoError(t, err)
+	assert.Equal(t, sum256(big), sum256(got))
+	name, value := i.Digest()
+	assert.Empty(t, name+value, "nobody wants a digest of a local file")
 	for what, url := range map[string]string{"missing": path + "x", "a directory": filepath.Dir(path)} {
 		_, _, err := readAll(t, diskimage.Source{URL: url})
 		require.ErrorIs(t, err, provider.ErrPermanent, what)

@@ -57,10 +57,11 @@ func (o Opener) Open(ctx context.Context, src Source) (*Image, error) {
 	return i, nil
 }
 
-// sumsFor are the digests to compute: those that are wanted, or else one to
-// tell.
+// sumsFor are the digests to compute: those that are wanted, or else one to tell of
+// what came over a network.
 func sumsFor(src Source) (sums []sum) {
-	if src.SHA256 != "" || src.SHA512 == "" {
+	_, local := filePath(src.URL)
+	if src.SHA256 != "" || src.SHA512 == "" && !local {
 		sums = append(sums, sum{"sha256", src.SHA256, sha256.New()})
 	}
 	if src.SHA512 != "" {
@@ -158,8 +159,12 @@ func (i *Image) Read(p []byte) (int, error) {
 // where that is not known.
 func (i *Image) Progress() (done, total int64) { return i.body.offset.Load(), i.body.length() }
 
-// Digest returns the name and the value of the first digest of what was read.
+// Digest returns the name and the value of the first digest of what was read. There
+// is none of a local file unless one is wanted.
 func (i *Image) Digest() (name, value string) {
+	if len(i.sums) == 0 {
+		return "", ""
+	}
 	return i.sums[0].name, hex.EncodeToString(i.sums[0].hash.Sum(nil))
 }
 
