@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -103,7 +104,7 @@ type result struct {
 	err   error
 }
 
-// job is a call on its way to a worker.
+// job is a call that waits for its turn.
 type job struct {
 	ctx      context.Context
 	script   *redis.Script
@@ -111,25 +112,29 @@ type job struct {
 	answered chan result
 }
 
-// maxWorkers is how many goroutines stay for the next call: new ones spend more on
-// growing their stacks than on the call.
-const maxWorkers = 64
+// Calls that come while that many are on their way wait, and then go together: up to
+// maxTogether in one round trip. So a store that many use costs Redis and its clients
+// few packets, and one that few use delays nobody.
+const (
+	maxTrips    = 8
+	maxTogether = 32
+)
 
 // do runs a script and returns when it has answered or ctx has ended, even where
 // Redis hangs. The call itself goes on until CallTimeout.
 func (s *Store) do(ctx context.Context, script *redis.Script, args ...any) (reply, error) {
-	if err := s.closedErr(); err != nil {
-		return nil, err
-	}
-	if ctx.Done() == nil {
-		return s.call(ctx, script, args)
-	}
 	j := job{ctx, script, args, make(chan result, 1)}
-	select {
-	case s.jobs <- j:
-	default:
-		go s.work(j)
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil, lease.ErrClosed
 	}
+	s.jobs = append(s.jobs, j)
+	if s.trips < maxTrips {
+		s.trips++
+		go s.work()
+	}
+	s.mu.Unlock()
 	select {
 	case r := <-j.answered:
 		return r.reply, r.err
@@ -138,45 +143,53 @@ func (s *Store) do(ctx context.Context, script *redis.Script, args ...any) (repl
 	}
 }
 
-// work makes a call, and those after it until the store is closed.
-func (s *Store) work(j job) {
-	stays := s.workers.Add(1) <= maxWorkers
-	defer s.workers.Add(-1)
+// work makes the calls that wait until there are none.
+func (s *Store) work() {
 	for {
-		r, err := s.call(j.ctx, j.script, j.args)
-		j.answered <- result{r, err}
-		if !stays {
+		s.mu.Lock()
+		n := min(len(s.jobs), maxTogether)
+		if n == 0 {
+			s.trips--
+			s.mu.Unlock()
 			return
 		}
-		select {
-		case j = <-s.jobs:
-		case <-s.ctx.Done():
-			return
-		}
+		jobs := slices.Clone(s.jobs[:n])
+		s.jobs = slices.Delete(s.jobs, 0, n)
+		s.mu.Unlock()
+		s.call(jobs)
 	}
 }
 
-func (s *Store) closedErr() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return lease.ErrClosed
-	}
-	return nil
-}
-
-// call runs a script and learns from its answer what there is to know of the store.
-func (s *Store) call(ctx context.Context, script *redis.Script, args []any) (reply, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.CallTimeout)
+// call makes calls in one round trip. One whose script Redis does not know is made
+// again with the script's text.
+func (s *Store) call(jobs []job) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(jobs[0].ctx), s.cfg.CallTimeout)
 	defer cancel()
-	known := *s.known.Load()
-	settings := s.settings
+	known, seen, settings := *s.known.Load(), s.seen.Load(), s.settings
 	if s.clock != nil {
 		settings = fmt.Sprint(settings, " ", s.clock())
 	}
-	all := make([]any, 0, 3+len(args))
-	all = append(append(all, known, s.seen.Load(), settings), args...)
-	answer, err := script.Run(ctx, s.cfg.Client, []string{s.base}, all...).Result()
+	args := func(j job) []any {
+		return append(append(make([]any, 0, 3+len(j.args)), known, seen, settings), j.args...)
+	}
+	pipe := s.cfg.Client.Pipeline()
+	answers := make([]*redis.Cmd, 0, len(jobs))
+	for _, j := range jobs {
+		answers = append(answers, j.script.EvalSha(ctx, pipe, []string{s.base}, args(j)...))
+	}
+	_, _ = pipe.Exec(ctx) // each has its own error
+	for i, j := range jobs {
+		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
+			answers[i] = j.script.Eval(ctx, s.cfg.Client, []string{s.base}, args(j)...)
+		}
+		r, err := s.learn(known, answers[i])
+		j.answered <- result{r, err}
+	}
+}
+
+// learn reads an answer, and from it what there is to know of the store.
+func (s *Store) learn(known string, cmd *redis.Cmd) (reply, error) {
+	answer, err := cmd.Result()
 	if err != nil {
 		return nil, fmt.Errorf("redislease: %w", err)
 	}

@@ -67,6 +67,9 @@
 // ended in the background, so that it leaks no lease; a release is sent even where
 // the context has ended.
 //
+// Of one store eight calls are under way at most. Those that come meanwhile wait, and
+// then go together, up to 32 in one round trip: many goroutines may share a store.
+//
 // A holder whose renewals fail has its lease until its time is over, and
 // [lease.Lease.Keep] then cancels the work. One whose lease was revoked, or lost with
 // the data, learns it by its next renewal: with Keep, after a third of the lease's

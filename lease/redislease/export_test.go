@@ -58,3 +58,10 @@ func (s *Store) AskAfterLeaving(ctx context.Context, req lease.Request) bool {
 	o, err := s.ask(ctx, w, true)
 	return err != nil || o.lease != nil
 }
+
+// Queued is how many calls wait for a round trip.
+func (s *Store) Queued() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.jobs)
+}

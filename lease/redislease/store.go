@@ -31,9 +31,6 @@ type Store struct {
 
 	endpoints endpoints
 
-	jobs    chan job // to workers that have nothing to do
-	workers atomic.Int64
-
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -42,6 +39,8 @@ type Store struct {
 	mu        sync.Mutex
 	closed    bool
 	listening bool
+	jobs      []job                    // that wait for a round trip
+	trips     int                      // how many are under way
 	waiting   map[string]chan struct{} // by the ID of an acquire
 	readers   map[chan struct{}]struct{}
 }
@@ -60,7 +59,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Logger, lua: production, base: cfg.base(), name: rand.Text()[:16],
-		waiting: map[string]chan struct{}{}, readers: map[chan struct{}]struct{}{}, jobs: make(chan job),
+		waiting: map[string]chan struct{}{}, readers: map[chan struct{}]struct{}{},
 	}
 	s.settings = fmt.Sprint(s.name, " ", cfg.MaxHolders, " ", micros(cfg.LockDelay), " ", micros(cfg.MaxTTL), " ", flag(cfg.Fresh), " ",
 		micros(cfg.grace()), " ", micros(cfg.SessionTTL), " ", micros(cfg.MaxDomainCooldown))
