@@ -48,6 +48,7 @@ func (t localTransport) open(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", path)
 		if err == nil {
+			widen(conn)
 			return conn, nil
 		}
 		// A socket that is there says more than one that is missing.
@@ -64,6 +65,17 @@ func (t localTransport) open(ctx context.Context) (net.Conn, error) {
 		return nil, provider.Transientf(codeSocketUnreachable, "libvirt is not installed here: %s: %w", installLibvirt, worst)
 	}
 	return nil, provider.Transientf(codeSocketUnreachable, "libvirt's socket does not answer: %s, or set hosts[].socket: %w", startLibvirt, worst)
+}
+
+// sendBuffer is how many bytes a local socket takes before libvirtd has read them:
+// several packets of an upload. Linux's default takes one, so that sender and daemon
+// wait for each other. The kernel cuts it down to net.core.wmem_max.
+const sendBuffer = 1 << 20
+
+func widen(conn net.Conn) {
+	if local, ok := conn.(*net.UnixConn); ok {
+		_ = local.SetWriteBuffer(sendBuffer) // else uploads are slower
+	}
 }
 
 // What to do where libvirt is missing or does not run.
