@@ -25,24 +25,27 @@ const redisClients = 32
 var redisTargets = []target{
 	{"redis-acquire-setnx", "<=", 3, func() (float64, string, error) {
 		return withRedis(func(client *redis.Client) (float64, string, error) {
-			ours, err := redisAcquire(client, 1000)
+			ours, end, err := redisAcquire(client, 1000)
 			if err != nil {
 				return 0, "", err
 			}
+			defer end()
 			ratio, detail := pair(ours, setNX(client))
 			return ratio, detail + fmt.Sprintf(", %d clients", redisClients), nil
 		})
 	}},
 	{"redis-10000-100", "<=", 1.5, func() (float64, string, error) {
 		return withRedis(func(client *redis.Client) (float64, string, error) {
-			many, err := redisAcquire(client, 10_000)
+			many, end, err := redisAcquire(client, 10_000)
 			if err != nil {
 				return 0, "", err
 			}
-			few, err := redisAcquire(client, 100)
+			defer end()
+			few, endFew, err := redisAcquire(client, 100)
 			if err != nil {
 				return 0, "", err
 			}
+			defer endFew()
 			ratio, detail := pair(many, few)
 			return ratio, detail, nil
 		})
@@ -76,11 +79,11 @@ func withRedis(measure func(*redis.Client) (float64, string, error)) (float64, s
 }
 
 // redisAcquire is acquire and release with a selector that half of the endpoints
-// match, of which a domain bans a few.
-func redisAcquire(client *redis.Client, n int) (func(*testing.B), error) {
+// match, of which a domain bans a few. The store is closed at its end.
+func redisAcquire(client *redis.Client, n int) (measure func(*testing.B), end func(), err error) {
 	s, err := redislease.New(redislease.Config{Client: client, Fleet: "of" + strconv.Itoa(n), Fresh: true})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ctx := context.Background()
 	url, err := endpoint.NewURL("http", "192.0.2.7:3128", "crawler", "secret")
@@ -104,7 +107,7 @@ func redisAcquire(client *redis.Client, n int) (func(*testing.B), error) {
 		l, err := s.Acquire(ctx, req)
 		must(err)
 		must(l.Release(ctx))
-	}), nil
+	}), s.Close, nil
 }
 
 // compareAndDelete is the usual release of a lock: only by its holder.

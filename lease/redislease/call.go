@@ -241,12 +241,12 @@ func (s *Store) see(token int64) {
 }
 
 // permanent tells whether asking again cannot help before somebody changes
-// something: the password, the rights, the server.
+// something: the password, the rights, the server. A client that was closed stays so.
 func permanent(err error) bool {
 	if err == nil {
 		return false
 	}
-	if errors.Is(err, lease.ErrClosed) {
+	if errors.Is(err, lease.ErrClosed) || errors.Is(err, redis.ErrClosed) {
 		return true
 	}
 	for _, prefix := range []string{"NOPERM", "NOAUTH", "WRONGPASS", "ERR", "WRONGTYPE"} {

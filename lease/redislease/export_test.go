@@ -65,3 +65,10 @@ func (s *Store) Queued() int {
 	defer s.mu.Unlock()
 	return len(s.jobs)
 }
+
+// Listening tells whether the store waits for notifications.
+func (s *Store) Listening() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listening
+}

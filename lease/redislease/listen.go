@@ -42,11 +42,22 @@ func (s *Store) listenLocked() {
 			select {
 			case <-s.ctx.Done():
 				return
-			case m := <-messages:
+			case m, ok := <-messages:
+				if !ok { // the client was closed
+					s.deaf()
+					return
+				}
 				s.hear(m, faults)
 			}
 		}
 	})
+}
+
+// deaf says that nothing is listened to any more.
+func (s *Store) deaf() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listening = false
 }
 
 // hear wakes whom a message is for, and all after a subscription: what came before
