@@ -66,9 +66,5 @@ func (s *Store) Queued() int {
 	return len(s.jobs)
 }
 
-// Listening tells whether the store waits for notifications.
-func (s *Store) Listening() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.listening
-}
+// Follow hears those messages.
+func (s *Store) Follow(messages <-chan any) { s.follow(messages, "") }

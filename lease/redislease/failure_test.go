@@ -271,21 +271,18 @@ func TestForgottenScriptsAreSentAgain(t *testing.T) {
 	require.NoError(t, try(t, s, lease.Request{}).Release(t.Context()))
 }
 
-// A client that is closed before its store leaves nothing running. Its listener asked a
-// closed channel again and again.
-func TestAListenerEndsWithItsClient(t *testing.T) {
+// A client that is closed before its store ends its waits, and its listener, which asked
+// a closed channel again and again.
+func TestAClosedClientEndsWhatWaitsForIt(t *testing.T) {
 	server := redistest.Start(t)
 	client := redis.NewClient(options(server))
 	s, err := redislease.New(redislease.Config{Client: client, Fleet: "closed", Fresh: true})
 	require.NoError(t, err)
 	defer s.Close()
-	put(t, s, "a")
-	l, err := s.Acquire(t.Context(), lease.Request{Holder: "h"})
-	require.NoError(t, err)
-	require.NoError(t, l.Release(t.Context()))
-	require.True(t, s.Listening())
 	require.NoError(t, client.Close())
-	require.Eventually(t, func() bool { return !s.Listening() }, 10*time.Second, time.Millisecond)
 	_, err = s.Acquire(t.Context(), lease.Request{Holder: "h"})
-	require.ErrorIs(t, err, redis.ErrClosed, "nobody waits for it")
+	require.ErrorIs(t, err, redis.ErrClosed)
+	messages := make(chan any)
+	close(messages)
+	s.Follow(messages)
 }

@@ -37,27 +37,23 @@ func (s *Store) listenLocked() {
 		faults := s.base + "reports"
 		channel := s.cfg.Client.Subscribe(s.ctx, s.base+"wake:"+s.name, faults)
 		defer func() { _ = channel.Close() }()
-		messages := channel.ChannelWithSubscriptions()
-		for {
-			select {
-			case <-s.ctx.Done():
-				return
-			case m, ok := <-messages:
-				if !ok { // the client was closed
-					s.deaf()
-					return
-				}
-				s.hear(m, faults)
-			}
-		}
+		s.follow(channel.ChannelWithSubscriptions(), faults)
 	})
 }
 
-// deaf says that nothing is listened to any more.
-func (s *Store) deaf() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listening = false
+// follow hears messages until the store is closed or, where they end, its client.
+func (s *Store) follow(messages <-chan any, faults string) {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case m, ok := <-messages:
+			if !ok {
+				return
+			}
+			s.hear(m, faults)
+		}
+	}
 }
 
 // hear wakes whom a message is for, and all after a subscription: what came before
