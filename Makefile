@@ -49,5 +49,5 @@ lab-down: ## End the lab.
 test-integration-kvm: ## Prove the kvm provider on your hypervisor, by KVM_TEST_*.
 	@scripts/test-integration-kvm
 
-ci: ## All of the above that this machine can do, as the gate does.
+ci: ## What a change must pass, as far as this machine can do it; docs/testing.md has what.
 	@.ci/run

@@ -11,8 +11,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -68,6 +70,7 @@ func main() {
 		defer pprof.StopCPUProfile()
 	}
 	fmt.Printf("%s %s/%s, %d CPUs, %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
+	fmt.Println(strings.Join(versions(), "\n"))
 	var lines []string
 	for _, t := range all {
 		lines = append(lines, run(t))
@@ -105,4 +108,28 @@ func processor() string {
 		}
 	}
 	return "processor not known"
+}
+
+// versions are those of what is measured and of its peers, as far as they are there,
+// and how busy the machine is.
+func versions() (lines []string) {
+	for _, command := range [][]string{
+		{"git", "describe", "--always", "--dirty"}, {"uname", "-sr"}, {"uptime"}, {"libvirtd", "--version"},
+		{"qemu-system-x86_64", "--version"}, {"virt-install", "--version"}, {"ssh", "-V"}, {"redis-server", "--version"},
+		{"prometheus-blackbox-exporter", "--version"},
+	} {
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		if line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n"); err == nil {
+			lines = append(lines, command[0]+": "+line)
+		}
+	}
+	info, ok := debug.ReadBuildInfo()
+	for _, name := range []string{"github.com/digitalocean/go-libvirt", "github.com/jackc/puddle/v2", "github.com/kdomanski/iso9660", "github.com/redis/go-redis/v9"} {
+		for _, m := range info.Deps {
+			if ok && m.Path == name {
+				lines = append(lines, name+": "+m.Version)
+			}
+		}
+	}
+	return lines
 }

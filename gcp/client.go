@@ -58,7 +58,7 @@ func newClients(ctx context.Context, cfg Config) (*clients, error) {
 	if next == nil {
 		next = http.DefaultTransport
 	}
-	c := &clients{wire: &wire{next: next, trace: cfg.Trace, logUserData: cfg.LogUserData}}
+	c := &clients{wire: &wire{next: next, trace: cfg.Trace, logUserData: cfg.LogUserData, most: maxAnswer}}
 	wrapped := *client
 	wrapped.Transport = c.wire
 	if err := c.dial(ctx, &wrapped, endpoint); err != nil {

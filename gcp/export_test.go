@@ -1,6 +1,8 @@
 package gcp
 
 import (
+	"context"
+
 	"cloud.google.com/go/compute/apiv1/computepb"
 
 	"github.com/egressfleet/egress/provider"
@@ -20,3 +22,12 @@ var Redact = redact
 
 // PolicyEndpoint is where the Resource Manager is looked for.
 var PolicyEndpoint = policyEndpoint
+
+// ReadAtMost sets how many bytes of an answer are read.
+func ReadAtMost(p *Provider, n int64) {
+	c, err := p.clients.get(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	c.wire.most = n
+}

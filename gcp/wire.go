@@ -39,12 +39,17 @@ type ongoing struct {
 	secret provider.UserData
 }
 
+// maxAnswer is how many bytes of an answer are read: a page of a list has up to 500
+// instances, each with up to 512 KiB of metadata.
+const maxAnswer = 512 << 20
+
 // wire is the transport of all calls. It gives each request the context of its
 // call, and tells log and trace of it.
 type wire struct {
 	next        http.RoundTripper
 	trace       *Trace
 	logUserData bool
+	most        int64    // bytes of an answer
 	calls       sync.Map // of number to *ongoing
 	last        atomic.Uint64
 }
@@ -85,8 +90,11 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 // whole reads the body, so that its end is under the call's context and in the
 // log's time.
 func (w *wire) whole(c *ongoing, resp *http.Response) error {
-	body, err := io.ReadAll(resp.Body)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, w.most+1))
 	_ = resp.Body.Close()
+	if err == nil && int64(len(body)) > w.most {
+		err = fmt.Errorf("the answer has more than %d bytes: it is not the API's", w.most)
+	}
 	if err != nil {
 		return err
 	}

@@ -226,3 +226,18 @@ func TestAnErrorThatNamesTheInstanceIsNotWithheld(t *testing.T) {
 	_, err := r.Create(t.Context(), req)
 	assert.ErrorContains(t, err, "Required permission")
 }
+
+// An answer that does not end is not the API's.
+func TestAnAnswerIsReadUpToALimit(t *testing.T) {
+	r := newRig(t, nil)
+	_, err := r.Create(t.Context(), request("uid-1"))
+	require.NoError(t, err)
+	gcp.ReadAtMost(r.Provider, 100)
+	_, err = r.ListByTag(t.Context(), request("uid-1").Tag)
+	require.ErrorIs(t, err, provider.ErrTransient)
+	require.ErrorContains(t, err, "the answer has more than 100 bytes")
+	gcp.ReadAtMost(r.Provider, 1<<20)
+	all, err := r.ListByTag(t.Context(), request("uid-1").Tag)
+	require.NoError(t, err)
+	assert.Len(t, all, 1)
+}

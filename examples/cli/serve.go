@@ -115,7 +115,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 		"make proxies after this time though a host has not told yet what it has; zero waits for all hosts")
 	flags.DurationVar(&f.leaseTTL, "lease-ttl", time.Minute, "how long a lease lasts whose client does not say")
 	flags.IntVar(&f.maxHolders, "max-holders", 1, "how many may lease one proxy at a time")
-	flags.StringVar(&f.redis, "redis", "", "`URL` of a Redis or Valkey that keeps the leases, to share them with others; the environment's EGRESS_REDIS if empty")
+	flags.StringVar(&f.redis, "redis", "", "`URL` of a Redis or Valkey that keeps the leases, to share them with others; the environment's EGRESS_REDIS if empty, where a password belongs")
 	flags.StringVar(&f.redisFleet, "redis-fleet", "egressctl", "`name` of what is leased together there")
 	flags.BoolVar(&f.redisFresh, "redis-fresh", false, "lease at once though the database is empty; for the first start alone")
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:8090", "`address` of the lease API")

@@ -434,6 +434,7 @@ func TestServeRefusesToStart(t *testing.T) {
 		"a probe over http":     {args: []string{"--token-file", tokens, "--probe", "http://example.com/"}, want: []string{"--probe", "use https"}},
 		"a log of its own":      {args: []string{"--token-file", tokens, "--log-format", "xml"}, want: []string{"must be text or json"}},
 		"no URL of a Redis":     {args: []string{"--token-file", tokens, "--redis", "hunter2"}, want: []string{"--redis: write it like rediss://"}},
+		"a password to see":     {args: []string{"--token-file", tokens, "--redis", "redis://:hunter2@127.0.0.1:1"}, want: []string{"list of processes", "EGRESS_REDIS"}},
 		"a fleet of no name":    {args: []string{"--token-file", tokens, "--redis", "redis://127.0.0.1:1", "--redis-fleet", "a b"}, want: []string{"fleet"}},
 		"a negative drain":      {args: []string{"--token-file", tokens, "--drain", "-1s"}, want: []string{"--drain must not be negative"}},
 	} {

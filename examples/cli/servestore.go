@@ -96,7 +96,10 @@ func (p *plan) chooseStore() error {
 	}
 	at, err := redis.ParseURL(url)
 	if err != nil {
-		return usagef("--redis: write it like rediss://USER:PASSWORD@HOST:6379/0, redis:// or unix://")
+		return usagef("--redis: write it like rediss://HOST:6379/0, redis:// or unix://, with USER:PASSWORD@ in EGRESS_REDIS alone")
+	}
+	if p.redis != "" && at.Password != "" {
+		return usagef("--redis: it has a password, which everybody on this machine can read in the list of processes: give the URL by the environment's EGRESS_REDIS")
 	}
 	p.redisAt = at
 	return nil

@@ -447,6 +447,7 @@ func TestProbe(t *testing.T) {
 	require.Equal(t, exitOK, good.code, good.stderr)
 	assert.Regexp(t, `http://\*\*\*@127.0.0.1:\d+ +Healthy +200 +- +\S+ +\S+ +- +\S+ +\S+`, good.stdout)
 	assert.NotContains(t, good.stdout, "crawler")
+	assert.Contains(t, good.stderr, "can be read in this machine's list of processes")
 
 	require.NoError(t, w.host.Inject(w.left()[0].ID, local.ProxyDown))
 	got := w.run("probe", "--probe-ca", w.path("ca.pem"), "--key-file", w.path("key"), "--name", w.left()[1].Name, "-o", "json", "http://127.0.0.1:1")
@@ -464,7 +465,9 @@ func TestProbe(t *testing.T) {
 	assert.Contains(t, got.stderr, "next: no proxy listens there")
 
 	w.change = func(a *app) { a.stdin = strings.NewReader(urls[0] + "\n" + urls[1] + "\n") }
-	assert.Contains(t, w.run("probe", "-").stderr, "2 of 2 proxies", "the authority of the target is not known")
+	piped := w.run("probe", "-")
+	assert.Contains(t, piped.stderr, "2 of 2 proxies", "the authority of the target is not known")
+	assert.NotContains(t, piped.stderr, "list of processes")
 	got = w.run("probe", "192.0.2.7:3128")
 	assert.Equal(t, exitUsage, got.code)
 	assert.Contains(t, got.stderr, "write it like http://192.0.2.7:3128")

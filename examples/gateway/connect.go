@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -35,6 +36,9 @@ func dialThrough(ctx context.Context, l *lease.Lease, target string) (net.Conn, 
 	return tunnel, err
 }
 
+// maxHead is how many bytes the head of a proxy's answer may have.
+const maxHead = 64 << 10
+
 func connect(conn net.Conn, proxy endpoint.URL, target string) (net.Conn, error) {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: target}, Host: target, Header: http.Header{}}
 	if user := proxy.User(); user != nil {
@@ -49,7 +53,8 @@ func connect(conn net.Conn, proxy endpoint.URL, target string) (net.Conn, error)
 	if err := req.Write(conn); err != nil {
 		return nil, fail(0, err)
 	}
-	reader := bufio.NewReader(conn)
+	limited := &io.LimitedReader{R: conn, N: maxHead}
+	reader := bufio.NewReader(limited)
 	resp, err := http.ReadResponse(reader, req) //nolint:bodyclose // behind it comes the tunnel.
 	if err != nil {
 		return nil, fail(0, err)
@@ -57,6 +62,7 @@ func connect(conn net.Conn, proxy endpoint.URL, target string) (net.Conn, error)
 	if resp.StatusCode/100 != 2 {
 		return nil, fail(resp.StatusCode, fmt.Errorf("the proxy answered CONNECT with %s", resp.Status))
 	}
+	limited.N = math.MaxInt64
 	return bufferedConn{conn, reader}, nil
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -115,4 +117,28 @@ func TestOnlyTunnels(t *testing.T) {
 func TestFlags(t *testing.T) {
 	assert.ErrorContains(t, run(t.Context(), nil), "give the server's URL")
 	assert.ErrorIs(t, run(t.Context(), []string{"-token-file", filepath.Join(t.TempDir(), "absent")}), os.ErrNotExist)
+}
+
+// A proxy whose answer has no end is given up.
+func TestTheHeadOfAnAnswerIsReadUpToALimit(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	sent := make(chan int)
+	go func() {
+		_, _ = bufio.NewReader(theirs).ReadString('\n')
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		n, _ := io.WriteString(theirs, "HTTP/1.1 200 OK\r\n")
+		for err := error(nil); err == nil; {
+			var m int
+			m, err = io.WriteString(theirs, "X-More: "+strings.Repeat("x", 1000)+"\r\n")
+			n += m
+		}
+		sent <- n
+	}()
+	proxy, err := endpoint.NewURL("http", "192.0.2.1:3128", "", "")
+	require.NoError(t, err)
+	_, err = connect(ours, proxy, "example.com:443")
+	require.Error(t, err)
+	_ = ours.Close()
+	assert.Less(t, <-sent, 2*maxHead)
 }

@@ -54,6 +54,13 @@ func TestGoOfTheManualsIsCompiled(t *testing.T) {
 // shown stands for what a manual leaves out of JSON.
 var shown = strings.NewReplacer("{…}", "{}", "…", "")
 
+// Other words would keep a block from its test.
+func TestBlocksOfTheManualsAreOfAKnownKind(t *testing.T) {
+	for _, b := range mdtest.Blocks(t, root) {
+		assert.Contains(t, []string{"", "go", "json", "python", "sh", "text", "yaml"}, b.Kind, "%s:%d", b.File, b.Line)
+	}
+}
+
 func TestJSONOfTheManualsIsJSON(t *testing.T) {
 	seen := 0
 	for _, b := range mdtest.Blocks(t, root) {
