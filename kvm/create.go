@@ -390,6 +390,11 @@ func (c *creation) uploadSeed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if size.physical < want {
+		if err := c.host.checkRoom(ctx, c.client(), c.facts.pool, want-size.physical); err != nil {
+			return err
+		}
+	}
 	if sent != int64(len(c.seed)) || size.physical != want {
 		return provider.Transientf(codeVolumeChanged, "the seed has %d bytes in the pool and %d were sent, wanted %d: somebody else changed it", size.physical, sent, want)
 	}

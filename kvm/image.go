@@ -282,6 +282,11 @@ func (w imageHost) settle(ctx context.Context, image *diskimage.Image, volume st
 	if err != nil {
 		return base{}, err
 	}
+	if b.physical < uint64(sent) { //nolint:gosec // a count.
+		if err := w.h.checkRoom(ctx, w.c, w.pool, uint64(sent)-b.physical); err != nil { //nolint:gosec // positive.
+			return base{}, err
+		}
+	}
 	if want := image.Capacity(); b.capacity != want || b.physical != uint64(sent) { //nolint:gosec // a count.
 		return base{}, provider.Transientf(codeVolumeChanged, "volume %s has a disk of %d and a file of %d bytes after the upload, wanted %d and %d: somebody else changed it",
 			b.volume, b.capacity, b.physical, want, sent)

@@ -615,6 +615,26 @@ func TestDiskFull(t *testing.T) {
 	assert.Empty(t, r.host().DomainNames())
 }
 
+// A pool that was full may end an upload in peace, shorter than it was.
+func TestAFullPoolMayEndAnUploadInPeace(t *testing.T) {
+	for _, part := range []string{"base-", "proxy-"} {
+		r := newRig(t)
+		r.host().After = func(c fakelibvirt.Call) error {
+			if c.RPC == "virStorageVolUpload" && strings.HasPrefix(c.Object, part) {
+				r.host().PoolFree = 10
+				r.host().PutVolume("default", c.Object, []byte("what fitted"))
+			}
+			return nil
+		}
+		_, err := r.Create(testContext(t), request("u1"))
+		require.ErrorIs(t, err, provider.ErrQuotaExceeded, part)
+		assert.True(t, provider.HasCode(err, "NoSpace"), "%v", err)
+		for _, name := range r.host().Volumes("default") {
+			assert.NotEqual(t, "what fitted", string(r.host().Content("default", name)), name)
+		}
+	}
+}
+
 // TestTakenOverWhileUploading leaves the volume to whoever made it anew.
 func TestTakenOverWhileUploading(t *testing.T) {
 	r := newRig(t)

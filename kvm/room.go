@@ -61,6 +61,16 @@ func (h *host) lacksSpace(s space, need uint64) error {
 		h.Pool, s.available/mib, s.capacity/mib, (need+h.keepFree())/mib, h.keepFree()/mib)
 }
 
+// checkRoom is asked about an upload of which so much did not arrive: libvirtd may end
+// one in peace though the pool's file system was full.
+func (h *host) checkRoom(ctx context.Context, c client, pool libvirt.StoragePool, missing uint64) error {
+	s, err := c.poolSpace(ctx, pool)
+	if err == nil && s.capacity > 0 && s.available < missing {
+		return h.lacksSpace(s, missing)
+	}
+	return err
+}
+
 // keepFree is what is to stay free in the pool, in bytes.
 func (h *host) keepFree() uint64 { return uint64(max(h.KeepFreeMiB, 0)) * mib }
 
