@@ -23,7 +23,7 @@ type index struct {
 type group struct {
 	name    string
 	values  []attribute // of the indexed keys
-	members int         // slots, free or not
+	members int         // slots that have joined it, free or not
 	free    freeList
 	// split is set when finer groups have taken its place. Its free slots are theirs,
 	// the others follow when they become free.

@@ -144,7 +144,7 @@ func (a *app) proxies(args []string) (all []endpoint.Endpoint, err error) {
 			if err != nil {
 				return nil, asUsage(err)
 			}
-			if user := url.User(); arg != "-" && user != nil {
+			if password, _ := url.User().Password(); arg != "-" && password != "" {
 				a.screen.say("the password of %s can be read in this machine's list of processes: give URLs on standard input, by -", url)
 			}
 			all = append(all, endpoint.Endpoint{ID: fmt.Sprint(len(all) + 1), URL: url})

@@ -112,8 +112,8 @@ type job struct {
 	answered chan result
 }
 
-// Calls that come while that many are on their way wait, and then go together: up to
-// maxTogether in one round trip. So a store that many use costs Redis and its clients
+// Calls that come while maxTrips round trips are under way wait, and then go together:
+// up to maxTogether in one. So a store that many use costs Redis and its clients
 // few packets, and one that few use delays nobody.
 const (
 	maxTrips    = 8
