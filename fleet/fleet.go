@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +34,7 @@ type Fleet struct {
 
 	// mu guards all below. No provider, inventory or hook is called under it.
 	mu         sync.Mutex
-	members    map[string]*member // by UID
+	members    record
 	byEndpoint map[string]*member
 	began      time.Time
 	listed     bool // a whole list was seen, or AdoptTimeout is over
@@ -62,7 +61,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, kick: make(chan struct{}, 1),
-		members: map[string]*member{}, byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
+		members: newRecord(), byEndpoint: map[string]*member{}, forgotten: map[string]time.Time{},
 		began: time.Now(), counts: map[EventType]int64{}, shortages: map[provider.Placement]*shortage{}, pools: map[string]*pool{}, stray: &pool{},
 	}
 	for _, p := range cfg.Pools {
@@ -171,8 +170,8 @@ func (f *Fleet) left() []string {
 func (f *Fleet) Status() []Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := make([]Status, 0, len(f.members))
-	for _, m := range f.orderLocked() {
+	all := make([]Status, 0, f.members.len())
+	for _, m := range f.members.all {
 		all = append(all, m.status())
 	}
 	for i := range all {
@@ -189,18 +188,6 @@ func (f *Fleet) explain(s *Status) {
 	if st, ok := f.engine.Get(s.EndpointID); ok && st.Last.Err != nil {
 		s.Reason = st.Last.Err.Error()
 	}
-}
-
-// orderLocked returns the members, the oldest first.
-func (f *Fleet) orderLocked() []*member {
-	all := make([]*member, 0, len(f.members))
-	for _, m := range f.members {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b *member) int {
-		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.uid, b.uid))
-	})
-	return all
 }
 
 // WaitReady blocks until at least n proxies are healthy. When ctx ends first,

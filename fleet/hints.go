@@ -24,7 +24,7 @@ func (f *Fleet) changed(id string) {
 	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		// One whose calls fail is not asked more often by that.
 		if (id == "" || m.id == id) && m.failures == 0 && (m.phase == PhaseBooting || m.phase == PhaseServing || m.phase == PhaseDeleting) {
 			m.due = earlier(m.due, now)

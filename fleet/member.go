@@ -414,7 +414,7 @@ func (f *Fleet) letGoLocked(m *member, err error) {
 }
 
 func (f *Fleet) forgetLocked(m *member) {
-	delete(f.members, m.uid)
+	f.members.remove(m)
 	f.forgotten[m.uid] = time.Now()
 	if f.byEndpoint[m.endpointID] == m {
 		delete(f.byEndpoint, m.endpointID)

@@ -144,7 +144,7 @@ func (f *Fleet) ceilingLocked() int {
 func (f *Fleet) Replace(uidOrID, reason string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.uid != uidOrID && m.id != uidOrID {
 			continue
 		}

@@ -38,12 +38,12 @@ func (f *Fleet) growLocked(now time.Time) {
 	creating := f.creatingLocked()
 	for _, p := range f.poolOrder {
 		for live := f.liveLocked(p); live < p.Size; live++ {
-			if p.growAfter.After(now) || creating >= f.cfg.MaxCreating || len(f.members) >= f.ceilingLocked() {
+			if p.growAfter.After(now) || creating >= f.cfg.MaxCreating || f.members.len() >= f.ceilingLocked() {
 				break
 			}
 			m := &member{uid: rand.Text(), created: now, pool: p}
 			m.enter(PhaseCreating, now, "")
-			f.members[m.uid] = m
+			f.members.add(m)
 			f.eventLocked(m, Event{Type: Creating})
 			creating++
 		}
@@ -51,7 +51,7 @@ func (f *Fleet) growLocked(now time.Time) {
 }
 
 func (f *Fleet) creatingLocked() (n int) {
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.phase == PhaseCreating || m.phase == PhaseBooting {
 			n++
 		}
@@ -60,7 +60,7 @@ func (f *Fleet) creatingLocked() (n int) {
 }
 
 func (f *Fleet) liveLocked(p *pool) (n int) {
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.live() && m.pool == p {
 			n++
 		}
@@ -94,7 +94,7 @@ func (f *Fleet) youngOrphan(m *member, now time.Time) bool {
 
 // youngOrphansLocked counts them. No other ends in their stead.
 func (f *Fleet) youngOrphansLocked(p *pool, now time.Time) (n int) {
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.pool == p && m.live() && f.youngOrphan(m, now) {
 			n++
 		}
@@ -104,7 +104,7 @@ func (f *Fleet) youngOrphansLocked(p *pool, now time.Time) (n int) {
 
 // victimsLocked are the live members of a pool, the first to go first.
 func (f *Fleet) victimsLocked(p *pool) []*member {
-	all := slices.DeleteFunc(f.orderLocked(), func(m *member) bool { return m.pool != p || !m.live() })
+	all := slices.DeleteFunc(slices.Clone(f.members.all), func(m *member) bool { return m.pool != p || !m.live() })
 	slices.SortStableFunc(all, func(a, b *member) int {
 		return cmp.Compare(f.rankLocked(a), f.rankLocked(b))
 	})
@@ -159,7 +159,7 @@ func (f *Fleet) rankLocked(m *member) int {
 func (f *Fleet) repairLocked(now time.Time) {
 	wanted := f.wantedLocked()
 	unhealthy, healthy, repairs, budget := 0, 0, 0, share(wanted)
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		switch {
 		case m.phase != PhaseServing:
 		case m.verdict.Health == endpoint.Healthy:
@@ -174,7 +174,7 @@ func (f *Fleet) repairLocked(now time.Time) {
 	if 2*unhealthy > wanted {
 		budget = 1
 	}
-	for _, m := range f.orderLocked() {
+	for _, m := range f.members.all {
 		if m.busy {
 			continue
 		}
@@ -240,7 +240,7 @@ func (f *Fleet) confirmed(m *member) bool {
 
 // condemnAllLocked has everything deleted.
 func (f *Fleet) condemnAllLocked(now time.Time) {
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.busy || m.phase == PhaseDeleting {
 			continue
 		}
@@ -251,12 +251,12 @@ func (f *Fleet) condemnAllLocked(now time.Time) {
 // startStepsLocked begins the call of every member that is due.
 func (f *Fleet) startStepsLocked(now time.Time) {
 	calls := 0
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if m.busy && m.phase != PhaseCreating {
 			calls++
 		}
 	}
-	for _, m := range f.orderLocked() {
+	for _, m := range f.members.all {
 		if m.busy || m.due.After(now) {
 			continue
 		}
@@ -295,7 +295,7 @@ func (f *Fleet) nextLocked(now time.Time) time.Time {
 			next = earlier(next, p.growAfter)
 		}
 	}
-	for _, m := range f.members {
+	for _, m := range f.members.all {
 		if !m.busy {
 			next = earlier(next, m.due)
 		}
@@ -365,7 +365,7 @@ func (f *Fleet) list(ctx context.Context) error {
 }
 
 func (f *Fleet) adoptLocked(in provider.Instance, listed time.Time) {
-	if m, known := f.members[in.UID]; known {
+	if m, known := f.members.byUID[in.UID]; known {
 		if m.id == "" {
 			m.id = in.ID
 		}
@@ -381,6 +381,6 @@ func (f *Fleet) adoptLocked(in provider.Instance, listed time.Time) {
 	}
 	m.enter(PhaseBooting, now, "")
 	m.saw(in.State, now)
-	f.members[in.UID] = m
+	f.members.add(m)
 	f.eventLocked(m, Event{Type: Adopted, Reason: string(in.State)})
 }
