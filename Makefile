@@ -16,7 +16,7 @@ lint: ## Format, dependencies and linters.
 vulncheck: ## Known vulnerabilities in what every module builds from.
 	@scripts/vulncheck
 
-apidiff: ## How the API differs from the last tag, or from the last change of CHANGELOG.md.
+apidiff: ## How the API differs from the last tag, or from before the last change of CHANGELOG.md.
 	@scripts/apidiff
 
 strangers: ## Programs outside of this repository use the module, from a module proxy.
@@ -28,8 +28,9 @@ cross: ## Check that every module builds for Linux and macOS.
 bench: ## Measure beside peers; RUN=REGEXP for some of it.
 	@scripts/bench "$(RUN)"
 
-soak: ## A fleet through bad weather: 30 days of fake time, then 20 minutes of real proxies.
+soak: ## A fleet through bad weather: 30 days of fake time, 20 minutes of real proxies, 20 of a serve that is killed.
 	EGRESS_SOAK_DAYS=30 EGRESS_SOAK=20m go test -run TestSoak -count=1 -v -timeout 60m ./fleet
+	cd examples && EGRESS_SOAK=20m go test -run TestSoakServe -count=1 -v -timeout 60m ./cli
 
 fuzz: ## Fuzz every parser for FUZZTIME each, 20s if not given.
 	@scripts/fuzz $(FUZZTIME)
