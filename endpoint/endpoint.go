@@ -18,8 +18,8 @@ type Endpoint struct {
 	// Attributes are the owner's labels, such as a region: lease selectors and
 	// metrics read them. They are no place for secrets.
 	Attributes map[string]string `json:"attributes,omitempty"`
-	// Generation rises whenever the owner changes what stands behind the ID. A
-	// verdict about an older generation is dropped.
+	// Generation changes whenever the owner changes what stands behind the ID, and
+	// only then: leases and bans stay with it. A verdict about another is dropped.
 	Generation uint64 `json:"generation,omitempty"`
 	// EgressIP is the address that targets see, once it is known.
 	EgressIP netip.Addr `json:"egressIP,omitzero"`

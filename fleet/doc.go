@@ -79,4 +79,13 @@
 // Its record is memory. A new fleet adopts by tag what the former one left, so
 // each tag must have one fleet. Proxy passwords need no store: derive them with
 // [DerivePassword] from a key and the UID.
+//
+// A store may outlive the process, as one in a database does. Then an endpoint is the
+// same after the restart, by its [endpoint.Endpoint.Generation]: its leases and bans go
+// on, nobody else gets what is held, and nothing is leased before it is probed again.
+// What stands there for a machine that ended meanwhile is taken out once a list was
+// whole and all that it has were looked at. What the former process was draining and
+// this one has no reason to end is leased again when its leases have ended. Whose an
+// endpoint is the attribute "tag" tells, which is always the fleet's: fleets that share
+// a store must have tags of their own.
 package fleet

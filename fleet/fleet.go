@@ -38,6 +38,7 @@ type Fleet struct {
 	byEndpoint map[string]*member
 	began      time.Time
 	listed     bool // a whole list was seen, or AdoptTimeout is over
+	whole      bool // a whole list was seen
 	listing    bool
 	nextList   time.Time
 	destroying bool
@@ -51,6 +52,10 @@ type Fleet struct {
 	leasedAt time.Time
 	asking   bool
 	stray    *pool // of adopted instances whose pool is no more
+	// inherited is true once it is known what a former process left in the store,
+	// inheriting while that is found out; after a failure not before inheritAfter.
+	inherited, inheriting bool
+	inheritAfter          time.Time
 }
 
 // New starts a fleet. Close it. The error lists all that is wrong with cfg.
@@ -138,14 +143,18 @@ func (f *Fleet) destroy(ctx context.Context) error {
 	ticker := time.NewTicker(min(f.cfg.PollInterval, time.Second))
 	defer ticker.Stop()
 	for {
-		if left := f.left(); left == nil {
-			if err := f.list(ctx); err == nil && f.left() == nil {
+		var err error
+		if f.left() == nil {
+			if err = f.list(ctx); err == nil && f.left() == nil {
+				err = f.inherit(ctx)
+			}
+			if err == nil && f.left() == nil {
 				return nil
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("fleet: not everything is deleted: %w%w", ctx.Err(), errLeft(f.left()))
+			return fmt.Errorf("fleet: not everything is deleted: %w%w", errors.Join(ctx.Err(), err), errLeft(f.left()))
 		case <-f.ctx.Done():
 			return ErrClosed
 		case <-ticker.C:
@@ -156,7 +165,12 @@ func (f *Fleet) destroy(ctx context.Context) error {
 // errLeft names what is left, for errors.
 type errLeft []string
 
-func (e errLeft) Error() string { return fmt.Sprintf(": %q are left", []string(e)) }
+func (e errLeft) Error() string {
+	if len(e) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %q are left", []string(e))
+}
 
 func (f *Fleet) left() []string {
 	var ids []string

@@ -38,6 +38,8 @@ type member struct {
 	// adopted is one that a list by tag has shown; unseen before its first look: it
 	// may be leased.
 	adopted, unseen bool
+	// withheld is one that a former process was draining: the store leases it to nobody.
+	withheld bool
 	// patient lets leases end in their own time, however long: it is surplus,
 	// not broken.
 	patient bool
@@ -221,7 +223,7 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	if e.ID == "" {
 		e.ID = in.Name
 	}
-	e.Attributes = m.pool.attributes(e.Attributes)
+	e.Attributes = m.pool.attributes(e.Attributes, f.cfg.Tag)
 	if err := f.renamed(m, e.ID); err != nil {
 		return func(now time.Time) { f.failedLocked(m, now, "Remove", err) }
 	}
@@ -229,7 +231,10 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	same := m.endpointID == e.ID && m.endpoint.URL.Equal(e.URL)
 	e.Generation = m.generation
 	if !same {
-		e.Generation = max(m.generation+1, uint64(time.Now().UnixMicro()))
+		e.Generation = generationOf(m.uid, e)
+		if e.Generation == m.generation {
+			e.Generation++ // another account
+		}
 	}
 	m.endpointID, m.endpoint, m.generation = e.ID, e, e.Generation
 	f.byEndpoint[e.ID] = m
@@ -241,7 +246,7 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	if same {
 		return f.remind(m, e)
 	}
-	if err := errors.Join(f.cfg.Inventory.Put(f.ctx, e), f.engine.Put(e)); err != nil {
+	if err := f.put(m, e); err != nil {
 		return func(now time.Time) {
 			m.endpointID = ""
 			f.failedLocked(m, now, "Put", err)
@@ -250,10 +255,23 @@ func (f *Fleet) serve(m *member, in provider.Instance) func(time.Time) {
 	return func(now time.Time) { f.servingLocked(m, now) }
 }
 
+// put has an endpoint probed, and leased once that has gone well. What a store knew of
+// it from a former process is no proof.
+func (f *Fleet) put(m *member, e endpoint.Endpoint) error {
+	err := f.cfg.Inventory.Put(f.ctx, e)
+	if err == nil && m.adopted {
+		err = f.cfg.Inventory.SetVerdict(f.ctx, e.ID, endpoint.Verdict{Health: endpoint.Unknown, Generation: e.Generation, Since: time.Now()})
+	}
+	return errors.Join(err, f.engine.Put(e))
+}
+
 // remind tells the inventory again of what it should know. A store that others can
 // empty, or that comes back with old data, gets the endpoint and its verdict anew.
 func (f *Fleet) remind(m *member, e endpoint.Endpoint) func(time.Time) {
-	err := f.retell(m, e)
+	err := f.release(m, e.ID)
+	if err == nil {
+		err = f.retell(m, e)
+	}
 	return func(now time.Time) {
 		if err != nil && !errors.Is(err, lease.ErrClosed) {
 			m.saw(provider.StateRunning, now)

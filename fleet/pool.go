@@ -25,7 +25,7 @@ type Pool struct {
 	// were made together do not end together.
 	MaxAge time.Duration
 	// Attributes are added to those of its endpoints, for selectors. "pool" is
-	// the name, unless it is given.
+	// the name, unless it is given; "tag" is always the fleet's.
 	Attributes map[string]string
 }
 
@@ -157,14 +157,16 @@ func (f *Fleet) Replace(uidOrID, reason string) error {
 	return fmt.Errorf("fleet: there is no instance %q", uidOrID)
 }
 
-// attributes adds those of the pool to an endpoint's own, which come first.
-func (p *pool) attributes(own map[string]string) map[string]string {
+// attributes adds those of the pool to an endpoint's own, which come first, and the
+// fleet's tag, which no other may take the place of.
+func (p *pool) attributes(own map[string]string, tag string) map[string]string {
 	all := map[string]string{}
 	if p.Name != "" {
 		all["pool"] = p.Name
 	}
 	maps.Copy(all, p.Attributes)
 	maps.Copy(all, own)
+	all[tagKey] = tag
 	return all
 }
 

@@ -30,6 +30,7 @@ func (f *Fleet) reconcileLocked(now time.Time) time.Time {
 		f.growLocked(now)
 	}
 	f.startStepsLocked(now)
+	f.inheritIfDueLocked(now)
 	return f.nextLocked(now)
 }
 
@@ -290,6 +291,9 @@ func (f *Fleet) startLocked(ctx context.Context, m *member) {
 // unhealthy proxy.
 func (f *Fleet) nextLocked(now time.Time) time.Time {
 	next := f.nextList
+	if f.inheritAfter.After(now) && !f.inherited {
+		next = earlier(next, f.inheritAfter)
+	}
 	for _, p := range f.poolOrder {
 		if p.growAfter.After(now) {
 			next = earlier(next, p.growAfter)
@@ -357,6 +361,7 @@ func (f *Fleet) list(ctx context.Context) error {
 		}
 	}
 	maps.DeleteFunc(f.forgotten, func(_ string, at time.Time) bool { return at.Before(began) })
+	f.whole = f.whole || err == nil
 	var partial *provider.PartialError
 	if err == nil || errors.As(err, &partial) && f.cfg.AdoptTimeout > 0 && time.Since(f.began) >= f.cfg.AdoptTimeout {
 		f.listed = true
