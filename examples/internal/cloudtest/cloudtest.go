@@ -23,7 +23,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,14 +57,17 @@ type Cloud struct {
 	t    *testing.T
 	key  []byte
 	site string
-	next atomic.Int32
+
+	mu      sync.Mutex
+	next    int
+	proxies map[string]*connectproxy.Proxy // by the instance's name
 }
 
 // New starts it until the test ends. amend, if not nil, may change what it is like.
 // Where loopback has but one address, the test is skipped.
 func New(t *testing.T, amend func(*fakecompute.Config)) *Cloud {
 	t.Helper()
-	c := &Cloud{t: t, key: bytes.Repeat([]byte("k"), 32)}
+	c := &Cloud{t: t, key: bytes.Repeat([]byte("k"), 32), proxies: map[string]*connectproxy.Proxy{}}
 	c.needLoopback()
 	discovery, err := fakecompute.LoadDiscovery()
 	if err != nil {
@@ -156,28 +159,47 @@ func (c *Cloud) needLoopback() {
 }
 
 // boot is a guest's: a proxy with the password of its UID, on the port of Squid at
-// the first address where that is free. Without one the instance has no address.
+// the next address where that is free. Without one the instance has no address.
 func (c *Cloud) boot(body map[string]any) (address string) {
-	var record struct{ UID string }
-	description, _ := body["description"].(string)
-	if !assert.NoError(c.t, json.Unmarshal([]byte(description), &record)) {
+	password, err := passwordOf(c.key, body)
+	if !assert.NoError(c.t, err) {
 		return ""
 	}
-	password, err := fleet.DerivePassword(c.key, record.UID)
-	assert.NoError(c.t, err)
-	for c.next.Load() < 250 {
-		address = fmt.Sprintf("127.7.0.%d", c.next.Add(1))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for tries := 0; tries < 250; tries++ {
+		c.next++
+		address = fmt.Sprintf("127.7.%d.%d", c.next/250, 1+c.next%250)
 		proxy, err := connectproxy.Start(connectproxy.Config{
 			Listen: net.JoinHostPort(address, "3128"), Username: "crawler", Password: password,
 			Resolve: map[string]string{"example.com": c.site},
 		})
 		if err == nil {
 			c.t.Cleanup(proxy.Close)
+			name, _ := body["name"].(string)
+			c.proxies[name] = proxy
 			return address
 		}
 	}
-	c.t.Errorf("port 3128 is free at no address of 127.7.0.0/24")
+	c.t.Errorf("port 3128 is free at none of 250 addresses up to %s", address)
 	return ""
+}
+
+// passwordOf is the one that the proxy of an instance has.
+func passwordOf(key []byte, body map[string]any) (string, error) {
+	var record struct{ UID string }
+	description, _ := body["description"].(string)
+	if err := json.Unmarshal([]byte(description), &record); err != nil {
+		return "", err
+	}
+	return fleet.DerivePassword(key, record.UID)
+}
+
+// Proxy is that of the instance with that name; nil while it has none.
+func (c *Cloud) Proxy(name string) *connectproxy.Proxy {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.proxies[name]
 }
 
 // Stockout has every zone among these accept instances and drop them for want of
