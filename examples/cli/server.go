@@ -237,16 +237,22 @@ func (s *server) stop() error {
 // drain waits until no lease is held. Clients may renew, report and release
 // meanwhile.
 func (s *server) drain() {
+	s.withhold()
 	ctx, cancel := context.WithTimeout(s.insistence, s.plan.drain)
 	defer cancel()
-	s.withhold(ctx)
+	held := 0
 	for {
-		held, err := s.leases(ctx)
-		if err == nil && held == 0 {
-			return
+		if now, err := s.leases(ctx); err == nil { // the last call may be cut short
+			held = now
+			if held == 0 {
+				return
+			}
 		}
 		if !sleep(ctx, min(s.poll, 250*time.Millisecond)) {
-			if held > 0 {
+			switch {
+			case held > 0 && s.leavesLeases():
+				s.log.Info("leases are left to their clients, who did not give them back in time", "leases", held)
+			case held > 0:
 				s.log.Info("leases are cut off: their clients did not give them back in time", "leases", held)
 			}
 			return

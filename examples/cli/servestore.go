@@ -62,10 +62,12 @@ func (s *server) own() map[string]bool {
 }
 
 // withhold keeps others from leasing what this process stops to probe.
-func (s *server) withhold(ctx context.Context) {
+func (s *server) withhold() {
 	if _, shared := s.store.(*sharedStore); !shared {
 		return
 	}
+	ctx, cancel := context.WithTimeout(s.insistence, farewell)
+	defer cancel()
 	for id := range s.own() {
 		if _, err := s.store.Drain(ctx, id); err != nil && !errors.Is(err, lease.ErrUnknownEndpoint) {
 			s.log.Error(err, "others may go on to lease it", "endpoint", id)
@@ -73,7 +75,15 @@ func (s *server) withhold(ctx context.Context) {
 	}
 }
 
-// withdraw takes those out. The next start puts them in again, to be proven anew.
+// leavesLeases tells whether holders may go on with proxies that stay.
+func (s *server) leavesLeases() bool {
+	_, shared := s.store.(*sharedStore)
+	return shared && !s.plan.teardown
+}
+
+// withdraw takes those out. The next start puts them in again, to be proven anew. What is
+// still held stays, and is lent to nobody: else the next start would lend it, and its
+// holder could not know.
 func (s *server) withdraw(ids map[string]bool) {
 	if _, shared := s.store.(*sharedStore); !shared {
 		return
@@ -81,6 +91,9 @@ func (s *server) withdraw(ids map[string]bool) {
 	ctx, cancel := context.WithTimeout(s.insistence, farewell)
 	defer cancel()
 	for id := range ids {
+		if held, err := s.store.Drain(ctx, id); err == nil && held > 0 && s.leavesLeases() {
+			continue
+		}
 		if err := s.store.Remove(ctx, id); err != nil {
 			s.log.Error(err, "others may go on to lease it", "endpoint", id)
 		}

@@ -38,3 +38,39 @@ func TestTwoServesLeaseAsOne(t *testing.T) {
 	assert.Equal(t, http.StatusNoContent, b.release(left))
 	assert.Equal(t, exitOK, b.end())
 }
+
+// What a client did not give back in time was lent to another by the next start.
+func TestARestartLeavesWhatIsHeldOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	t.Setenv("EGRESS_REDIS", "redis://"+server.Addr)
+	w := newWorld(t, local.HostConfig{})
+	s := w.serve("--redis-fresh", "--drain", "300ms", "--lease-ttl", "1h")
+	held := s.lease()
+	require.Equal(t, exitOK, s.end())
+	assert.Contains(t, s.stderr.String(), "leases are left to their clients")
+
+	s = w.serve("--drain", "300ms")
+	s.find(`healthy=1 wanted=1`)
+	status, _ := s.call(testToken, "/v1/leases", `{"holder": "worker-2"}`)
+	assert.NotEqual(t, http.StatusCreated, status)
+	status, _ = s.call(testToken, "/v1/leases/"+held.ID+"/renew", `{"token": "`+held.Token+`"}`)
+	assert.Equal(t, http.StatusOK, status, "it goes on")
+	assert.Equal(t, http.StatusNoContent, s.release(held))
+	assert.Equal(t, held.Endpoint.ID, s.lease().Endpoint.ID, "then others have it")
+	require.Equal(t, exitOK, s.end())
+}
+
+// Deleted proxies are nobody's.
+func TestTeardownOnRedisLeavesNothing(t *testing.T) {
+	server := redistest.Start(t)
+	t.Setenv("EGRESS_REDIS", "redis://"+server.Addr)
+	w := newWorld(t, local.HostConfig{})
+	s := w.serve("--redis-fresh", "--drain", "0s", "--teardown")
+	s.lease()
+	require.Equal(t, exitOK, s.end())
+	assert.Empty(t, w.tagged())
+	s = w.serve("--size", "0")
+	status, _ := s.call(testToken, "/v1/leases", `{"holder": "worker-2"}`)
+	assert.Equal(t, http.StatusNotFound, status, "there is no endpoint")
+	require.Equal(t, exitOK, s.end())
+}
