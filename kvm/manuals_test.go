@@ -11,8 +11,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 
 	"github.com/egressfleet/egress/internal/mdtest"
+	"github.com/egressfleet/egress/internal/sshtest"
 )
 
 var virshCommand = regexp.MustCompile(`(?:^|\s)virsh((?: +[^\s|&;<>#()]+)+)`)
@@ -79,4 +81,36 @@ func TestVirshOfTheManualsWorks(t *testing.T) {
 		assert.Empty(t, wrong, "%s: %q", path, session)
 	}
 	assert.Greater(t, seen, 15)
+}
+
+// What docs/kvm.md has typed on the client, in its order, leads into a host.
+func TestTheClientOfTheManualLogsIn(t *testing.T) {
+	for _, name := range []string{"bash", "ssh", "ssh-keygen", "ssh-keyscan"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s", name)
+		}
+	}
+	host := sshtest.New(t, sshtest.NewKey(t).PublicKey())
+	host.Shell(func(command string) string { return "the host runs " + command })
+	home := t.TempDir()
+	run := func(script string) string {
+		// The host of the manual is at another address.
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", `address=${HOST%:*} port=${HOST##*:}
+			ssh-keyscan() { command ssh-keyscan -p "$port" "${@//kvm1.example.com/$address}"; }
+			ssh() { command ssh -F none -p "$port" -o HostName="$address" -o HostKeyAlias="[$address]:$port" -o BatchMode=yes "$@"; }
+			`+script)
+		cmd.Dir, cmd.Env = home, append(os.Environ(), "HOME="+home, "HOST="+host.Address(), "SSH_AUTH_SOCK=")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s\n%s", script, out)
+		return string(out)
+	}
+	block := func(has string) string { return mdtest.Find(t, "..", "docs/kvm.md", has).Text }
+	assert.Contains(t, run(block("ssh-keygen -t")), "SHA256:", "the fingerprints to compare")
+	public, err := os.ReadFile(filepath.Join(home, "egress", "id_ed25519.pub"))
+	require.NoError(t, err)
+	assert.Regexp(t, `^ssh-ed25519 \S+ egress\n$`, string(public), "what the manual has written on the host")
+	key, _, _, _, err := ssh.ParseAuthorizedKey(public)
+	require.NoError(t, err)
+	host.Authorize(key)
+	assert.Contains(t, run("cd egress\n"+block("ssh -i ")), "the host runs virsh -c qemu:///system list --all")
 }

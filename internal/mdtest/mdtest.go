@@ -56,6 +56,18 @@ func Blocks(t testing.TB, root string) (all []Block) {
 	return all
 }
 
+// Find is the block of a manual below the root that has the text.
+func Find(t testing.TB, root, file, has string) Block {
+	t.Helper()
+	for _, b := range Blocks(t, root) {
+		if b.File == file && strings.Contains(b.Text, has) {
+			return b
+		}
+	}
+	require.Fail(t, file+" has no block with "+has)
+	return Block{}
+}
+
 var fence = regexp.MustCompile("^( *)```(.*)$")
 
 const indent = "    "
