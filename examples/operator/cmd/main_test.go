@@ -51,6 +51,7 @@ func TestMain(m *testing.M) {
 
 const (
 	namespace = "egress-system"
+	account   = "system:serviceaccount:" + namespace + ":egress-operator"
 	token     = "0123456789abcdef-token"
 	patient   = 90 * time.Second
 )
@@ -66,18 +67,33 @@ type cluster struct {
 }
 
 func newCluster(t *testing.T, target proxytest.Target) *cluster {
-	cfg := apitest.Config(t)
-	k := &cluster{t: t, c: apitest.Client(t, cfg), dir: t.TempDir(), target: target}
+	k := emptyCluster(t, apitest.Client(t, apitest.Config(t)), apitest.KubeConfig(t, account), target)
 	apitest.Apply(t, k.c, apitest.Kustomize(t, "config", "default"),
 		"Namespace", "ServiceAccount", "Role", "RoleBinding", "Service", "Deployment", "ConfigMap")
-	k.kubeconfig = k.write("kubeconfig", apitest.KubeConfig(t, "system:serviceaccount:"+namespace+":egress-operator"))
-	k.write("key", []byte("0123456789abcdef0123456789abcdef"))
-	resolve, err := json.Marshal(k.target.Resolve)
-	require.NoError(t, err)
-	k.write("providers.yaml", fmt.Appendf(nil, "providers:\n- {name: dev, type: local, local: {resolve: %s}}\n", resolve))
-	k.write("roots.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: k.target.Certificate.Raw}))
 	t.Cleanup(k.clean)
 	return k
+}
+
+// emptyCluster has nothing deployed on it.
+func emptyCluster(t *testing.T, c client.Client, kubeconfig []byte, target proxytest.Target) *cluster {
+	k := &cluster{t: t, c: c, dir: t.TempDir(), target: target}
+	k.kubeconfig = k.write("kubeconfig", kubeconfig)
+	k.write("key", []byte("0123456789abcdef0123456789abcdef"))
+	k.providers("dev")
+	k.write("roots.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: k.target.Certificate.Raw}))
+	return k
+}
+
+// providers writes a file with providers of those names, whose proxies are in the
+// operator's process.
+func (k *cluster) providers(names ...string) {
+	resolve, err := json.Marshal(k.target.Resolve)
+	require.NoError(k.t, err)
+	text := "providers:\n"
+	for _, name := range names {
+		text += fmt.Sprintf("- {name: %s, type: local, local: {resolve: %s}}\n", name, resolve)
+	}
+	k.write("providers.yaml", []byte(text))
 }
 
 // hello is a page that proxies in the operator's process can fetch.
@@ -111,8 +127,9 @@ type pod struct {
 	metrics string
 	cmd     *exec.Cmd
 	done    chan error
-	// restarted says that it has seen the API server start.
-	restarted bool
+	// refused says that it may be refused what its role allows: it has seen the API
+	// server start, or its role go.
+	refused bool
 
 	mu  sync.Mutex
 	log strings.Builder
@@ -159,7 +176,7 @@ func (k *cluster) start(name string, env []string, flags ...string) *pod {
 			k.t.Logf("log of %s:\n%s", name, p.logged())
 		}
 		for line := range strings.Lines(p.logged()) {
-			if !p.restarted { // else the API server may not have read its roles yet
+			if !p.refused {
 				assert.NotContains(k.t, line, "forbidden", "its rights suffice")
 			}
 		}
@@ -364,7 +381,7 @@ func TestTheAPIServerRestarts(t *testing.T) {
 		require.Contains(t, p.logged(), "orphans were not swept everywhere", "the operator sees that it is away")
 		k.crawl(p)
 	})
-	p.restarted = true
+	p.refused = true // the API server may not have read its roles yet
 	k.ready(k.proxy("two"))
 	k.ready(px)
 	assert.Equal(t, uid, px.Status.Machine.UID, "nothing was made again")

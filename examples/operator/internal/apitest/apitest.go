@@ -58,9 +58,7 @@ func Main(m *testing.M) {
 // administrator reaches it. Where its programs are not there, the test is skipped.
 func Config(t testing.TB) *rest.Config {
 	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("needs KUBEBUILDER_ASSETS, a folder with kube-apiserver and etcd: make operator-test builds them")
-	}
+	needAssets(t)
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.env == nil {
@@ -81,6 +79,35 @@ func Config(t testing.TB) *rest.Config {
 		shared.env, shared.cfg = env, cfg
 	}
 	return rest.CopyConfig(shared.cfg)
+}
+
+// Empty starts an API server for one test alone, without the CRD.
+func Empty(t testing.TB) *envtest.Environment {
+	t.Helper()
+	needAssets(t)
+	env := &envtest.Environment{}
+	_, err := env.Start()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, env.Stop()) })
+	return env
+}
+
+func needAssets(t testing.TB) {
+	t.Helper()
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		t.Skip("needs KUBEBUILDER_ASSETS, a folder with kube-apiserver, etcd and kubectl: make operator-test builds them")
+	}
+}
+
+// Kubectl is the path of kubectl. Where it is not there, the test is skipped.
+func Kubectl(t testing.TB) string {
+	t.Helper()
+	needAssets(t)
+	path := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
+	if _, err := os.Stat(path); err != nil {
+		t.Skip("needs kubectl in KUBEBUILDER_ASSETS: make operator-test builds it")
+	}
+	return path
 }
 
 // Outage ends the API server, runs f, and starts it again with all that it had. While
@@ -201,7 +228,13 @@ func KubeConfig(t testing.TB, name string) []byte {
 	Config(t)
 	shared.Lock()
 	defer shared.Unlock()
-	user, err := shared.env.AddUser(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}}, nil)
+	return KubeConfigOf(t, shared.env, name)
+}
+
+// KubeConfigOf is KubeConfig for that API server.
+func KubeConfigOf(t testing.TB, env *envtest.Environment, name string) []byte {
+	t.Helper()
+	user, err := env.AddUser(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}}, nil)
 	require.NoError(t, err)
 	text, err := user.KubeConfig()
 	require.NoError(t, err)
