@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -53,6 +55,40 @@ func TestTheUnitStartsTheRealCommand(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, text, "TimeoutStopSec=4min")
 	assert.Less(t, drain.Minutes(), 4.0, "systemd waits longer than the drain")
+}
+
+// What docs/egressctl.md has installed, in a folder that stands for the root, is all that
+// the unit names.
+func TestTheUnitFindsWhatTheManualInstalls(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("needs bash")
+	}
+	checkout, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	script, _, _ := strings.Cut(manualBlock(t, "install -m 755 egressctl"), "systemctl")
+	for _, m := range regexp.MustCompile(`(?m)^install -m \d+ (.*) /`).FindAllStringSubmatch(script, -1) {
+		for _, name := range strings.Fields(m[1]) {
+			if !strings.HasPrefix(name, "CHECKOUT/") {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+			}
+		}
+	}
+	root := filepath.Join(dir, "root")
+	for _, there := range []string{"/usr/local/bin", "/etc/systemd/system"} {
+		require.NoError(t, os.MkdirAll(root+there, 0o755))
+	}
+	cmd := exec.CommandContext(t.Context(), bash, "-euo", "pipefail", "-c", strings.NewReplacer(" /", " "+root+"/", "CHECKOUT", checkout).Replace(script))
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.FileExists(t, root+"/etc/systemd/system/egressctl-serve.service")
+	named := regexp.MustCompile(`(?:/usr/local/bin|/etc/egress)/[\w.]+`).FindAllString(readDeploy(t, "egressctl-serve.service"), -1)
+	require.Greater(t, len(named), 5)
+	for _, path := range append(named, "/etc/egress/known_hosts") {
+		assert.FileExists(t, root+path)
+	}
 }
 
 func TestTheContainerStartsTheRealCommand(t *testing.T) {

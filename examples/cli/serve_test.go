@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/egressfleet/egress/internal/mdtest"
 	"github.com/egressfleet/egress/lease"
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
@@ -508,6 +509,53 @@ func TestServeForACrawlerInPython(t *testing.T) {
 	assert.Contains(t, metrics, `egress_lease_outcomes_total{outcome="target_blocked"} 1`)
 	assert.Contains(t, metrics, `egress_lease_events_total{event="released"} 2`)
 	assert.Equal(t, exitOK, s.end())
+}
+
+// The calls by curl of docs/egressctl.md, as they stand there, with a token that is drawn
+// as it says.
+func TestServeForCurl(t *testing.T) {
+	for _, name := range []string{"bash", "curl", "openssl"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s", name)
+		}
+	}
+	draw, _, _ := strings.Cut(manualBlock(t, " > tokens"), "./egressctl serve")
+	acquire, shown, _ := strings.Cut(manualBlock(t, "api() {"), "\n{")
+	helpers, _, _ := strings.Cut(acquire, "\napi -d")
+	dir := t.TempDir()
+	run := func(script string) string {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "no_proxy=*")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s\n%s", script, out)
+		return string(out)
+	}
+	run(draw)
+	s := newWorld(t, local.HostConfig{}).serve("--token-file", filepath.Join(dir, "tokens"))
+	s.ready()
+
+	var got answer
+	out := run(strings.ReplaceAll(acquire, "http://127.0.0.1:8090", s.api))
+	require.NoError(t, json.Unmarshal([]byte(out), &got), out)
+	for _, m := range regexp.MustCompile(`"\w+":|"(?:1m0s|example\.com|scraper/worker-1)"`).FindAllString(shown, -1) {
+		assert.Contains(t, out, m, "the manual shows it")
+	}
+	calls := strings.NewReplacer("http://127.0.0.1:8090", s.api, "1793…", got.Token, "GZ4…", got.ID).Replace(manualBlock(t, "/renew"))
+	out = run(helpers + "\n" + calls)
+	assert.NotContains(t, out, `"error"`)
+	assert.Contains(t, out, `"endpoints":`, "stats")
+	_, metrics := s.get("/metrics")
+	assert.Contains(t, metrics, `egress_lease_outcomes_total{outcome="target_blocked"} 1`)
+	for _, event := range []string{"acquired", "renewed", "released"} {
+		assert.Contains(t, metrics, `egress_lease_events_total{event="`+event+`"} 1`)
+	}
+	assert.Equal(t, exitOK, s.end())
+}
+
+// manualBlock is the block of docs/egressctl.md that has the text.
+func manualBlock(t *testing.T, has string) string {
+	t.Helper()
+	return mdtest.Find(t, "../..", "docs/egressctl.md", has).Text
 }
 
 func readManual(t *testing.T) string {
