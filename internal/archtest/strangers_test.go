@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	modmodule "golang.org/x/mod/module"
 	"golang.org/x/mod/zip"
+
+	"github.com/egressfleet/egress/internal/mdtest"
 )
 
 const strangersVersion = "v0.1.0"
@@ -50,6 +52,31 @@ func TestStrangersUseTheModule(t *testing.T) {
 			assert.Contains(t, goRun(t, dir, proxy, cache, "run", "."), says)
 		})
 	}
+}
+
+// What the README says of a checkout, as it stands there.
+func TestStrangersUseACheckout(t *testing.T) {
+	if os.Getenv("EGRESS_STRANGERS") == "" {
+		t.Skip("needs EGRESS_STRANGERS=1: make strangers")
+	}
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	if _, err := os.Stat(filepath.Join(root, ".git")); err != nil {
+		t.Skip("needs a checkout of git")
+	}
+	dir := t.TempDir()
+	bash := func(script string) string {
+		cmd := exec.Command("bash", "-euo", "pipefail", "-c", script)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off")
+		text, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s\n%s", script, text)
+		return string(text)
+	}
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "your-module"), os.DirFS("testdata/strangers/crawler")))
+	bash("cd your-module && go mod init stranger.test/checkout")
+	block := mdtest.Find(t, root, "README.md", "git clone ").Text
+	out := bash(strings.Replace(block, "<this repository>", root, 1) + "go run .")
+	assert.Contains(t, out, "200 /page/9")
 }
 
 // publish writes a module into the folder, in the form of the GOPROXY protocol.
