@@ -40,8 +40,9 @@ const PacketSize = 128 << 10
 // Conn is a connection to libvirt's daemon for streams. It is not safe for
 // concurrent use.
 type Conn struct {
-	conn   io.ReadWriter
-	serial uint32
+	conn io.ReadWriter
+	// proc and serial are those of the current call.
+	proc, serial uint32
 	// out is reused for every packet that is sent.
 	out []byte
 }
@@ -115,7 +116,7 @@ func (c *Conn) call(proc uint32, args []byte) ([]byte, error) {
 
 // begin sends a call with a serial number of its own.
 func (c *Conn) begin(proc uint32, args []byte) error {
-	c.serial++
+	c.proc, c.serial = proc, c.serial+1
 	return c.send(proc, typeCall, statusOK, args)
 }
 
@@ -127,21 +128,32 @@ func (c *Conn) send(proc, kind, status uint32, payload []byte) error {
 	return err
 }
 
-// receive returns the next packet of the current call. Others are events, or
-// the rest of a call that ended early.
+// receive returns the next packet of the current call. Others are events, those of
+// another program, or the rest of a call that ended early.
 func (c *Conn) receive() (frame, error) {
 	for {
 		f, err := readFrame(c.conn)
-		if err != nil || (f.serial == c.serial && (f.kind == typeReply || f.kind == typeStream)) {
+		if err != nil {
 			return f, err
 		}
+		if f.foreign || f.serial != c.serial || f.kind != typeReply && f.kind != typeStream {
+			continue
+		}
+		if f.proc != c.proc {
+			return f, fmt.Errorf("libvirt answered call %d in place of %d", f.proc, c.proc)
+		}
+		return f, nil
 	}
 }
 
-// failure is libvirt's error in a packet that carries one.
+// failure is libvirt's error in a packet that carries one. A packet that neither
+// carries one nor says that all is well is an error too.
 func (f frame) failure() error {
-	if f.status != statusError {
+	switch {
+	case f.status == statusOK, f.status == statusContinue && f.kind == typeStream:
 		return nil
+	case f.status != statusError:
+		return fmt.Errorf("libvirt sent a packet of status %d", f.status)
 	}
 	d := decoder{buf: f.payload}
 	code := d.uint32()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -56,11 +57,7 @@ func (d daemon) read() packet {
 }
 
 func (d daemon) write(p packet) {
-	var b []byte
-	for _, w := range []uint32{uint32(28 + len(p.payload)), 0x20008086, 1, p.proc, p.kind, p.serial, p.status} {
-		b = binary.BigEndian.AppendUint32(b, w)
-	}
-	_, _ = d.conn.Write(append(b, p.payload...))
+	_, _ = d.conn.Write(frameOf(p))
 }
 
 // expect reads a call and answers it.
@@ -285,16 +282,282 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// FuzzOpen has a daemon say anything.
+// frameOf is a packet as it travels.
+func frameOf(p packet) []byte {
+	var b []byte
+	for _, w := range []uint32{uint32(28 + len(p.payload)), 0x20008086, 1, p.proc, p.kind, p.serial, p.status} {
+		b = binary.BigEndian.AppendUint32(b, w)
+	}
+	return append(b, p.payload...)
+}
+
+// welcome is what a daemon says that wants no authentication.
+func welcome() []byte {
+	return append(frameOf(packet{procAuthList, reply, 1, ok, make([]byte, 4)}), frameOf(packet{procOpen, reply, 2, ok, nil})...)
+}
+
+// TestALengthAloneTakesNoMemory has a daemon promise 32 MiB and send less.
+func TestALengthAloneTakesNoMemory(t *testing.T) {
+	head := frameOf(packet{procAuthList, reply, 1, ok, nil})
+	binary.BigEndian.PutUint32(head, 32<<20)
+	for _, came := range []int{0, 1 << 20} {
+		said := append(bytes.Clone(head), make([]byte, came)...)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := virtstream.Open(&scripted{t: t, said: said}, "qemu:///system")
+		runtime.ReadMemStats(&after)
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20+8*came), "%d bytes came", came)
+	}
+}
+
+// TestLargePacketsArriveWhole takes those that are read in several steps.
+func TestLargePacketsArriveWhole(t *testing.T) {
+	for _, size := range []int{0, 1, 256<<10 - 1, 256 << 10, 256<<10 + 1, 1<<20 + 3, 32<<20 - 28} {
+		content := make([]byte, size)
+		for i := range content {
+			content[i] = byte(i % 251)
+		}
+		said := append(welcome(), frameOf(packet{procDownload, reply, 3, ok, nil})...)
+		said = append(said, frameOf(packet{procDownload, stream, 3, more, content})...)
+		said = append(said, frameOf(packet{procDownload, stream, 3, more, nil})...)
+		said = append(said, frameOf(packet{procDownload, stream, 3, ok, nil})...)
+		c, err := virtstream.Open(&scripted{t: t, said: said}, "qemu:///system")
+		require.NoError(t, err)
+		var out bytes.Buffer
+		require.NoError(t, c.StorageVolDownload(volume, &out, 0, 0), "%d bytes", size)
+		assert.True(t, bytes.Equal(content, out.Bytes()), "%d bytes", size)
+	}
+}
+
+// TestAnAnswerMustBeToTheCall takes nothing for a success that is not said to be one,
+// and is of this call.
+func TestAnAnswerMustBeToTheCall(t *testing.T) {
+	good := packet{procAuthList, reply, 1, ok, make([]byte, 4)}
+	opened := frameOf(packet{procOpen, reply, 2, ok, nil})
+	for what, change := range map[string]func(*packet){
+		"another procedure":    func(p *packet) { p.proc = procUpload },
+		"status of no meaning": func(p *packet) { p.status = 9 },
+		"to be continued":      func(p *packet) { p.status = more },
+	} {
+		p := good
+		change(&p)
+		_, err := virtstream.Open(&scripted{t: t, said: append(frameOf(p), opened...)}, "qemu:///system")
+		assert.ErrorContains(t, err, "libvirt ", what)
+	}
+	for what, at := range map[string]int{"a program": 4, "a version": 8} {
+		foreign := frameOf(good)
+		foreign[at+3]++
+		_, err := virtstream.Open(&scripted{t: t, said: append(bytes.Clone(foreign), opened...)}, "qemu:///system")
+		assert.ErrorIs(t, err, io.EOF, "%s of another one is waited over", what)
+		_, err = virtstream.Open(&scripted{t: t, said: append(foreign, welcome()...)}, "qemu:///system")
+		assert.NoError(t, err, "and delays nothing")
+	}
+}
+
+// TestOnlyAConfirmationEndsAnUpload does not take a status of no meaning for one.
+func TestOnlyAConfirmationEndsAnUpload(t *testing.T) {
+	c := connect(t, func(d daemon) {
+		d.expect(procUpload, nil)
+		for p := d.read(); p.status == more; p = d.read() {
+		}
+		d.write(packet{procUpload, stream, 3, 9, nil})
+	})
+	require.ErrorContains(t, c.StorageVolUpload(volume, bytes.NewReader([]byte("x")), 0, 0), "status 9")
+}
+
+// FuzzOpen has a daemon say anything. It is taken for one that has opened the
+// hypervisor if and only if it said so, to each call in turn.
 func FuzzOpen(f *testing.F) {
-	f.Add([]byte{0, 0, 0, 32, 0x20, 0, 0x80, 0x86, 0, 0, 0, 1, 0, 0, 0, 66, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0})
-	f.Fuzz(func(_ *testing.T, said []byte) {
-		_, _ = virtstream.Open(scripted{bytes.NewReader(said)}, "qemu:///system")
+	f.Add(welcome())
+	f.Fuzz(func(t *testing.T, said []byte) {
+		conn := &scripted{t: t, said: said}
+		_, err := virtstream.Open(conn, "qemu:///system")
+		frames, most := readable(said)
+		require.LessOrEqual(t, conn.told, most)
+		model := script{frames: frames}
+		require.Equal(t, model.opens(), err == nil, "%v", err)
+		requireSaid(t, said, err)
+		for i, p := range framesOf(conn.heard) {
+			require.EqualValues(t, call, p.kind)
+			require.EqualValues(t, i+1, p.serial)
+		}
 	})
 }
 
-// scripted is a connection that hears nothing.
-type scripted struct{ io.Reader }
+// FuzzStreams has a daemon say anything once the connection is open. A volume that is
+// read is what was said until its end, and one that is written was confirmed.
+func FuzzStreams(f *testing.F) {
+	for _, upload := range []bool{false, true} {
+		f.Add(frameOf(packet{procDownload, reply, 3, ok, nil}), upload)
+		f.Add(frameOf(packet{procUpload, reply, 3, ok, nil}), upload)
+	}
+	f.Fuzz(func(t *testing.T, said []byte, upload bool) {
+		conn := &scripted{t: t, said: append(welcome(), said...)}
+		c, err := virtstream.Open(conn, "qemu:///system")
+		require.NoError(t, err)
+		conn.heard = nil
+		frames, most := readable(conn.said)
+		model := script{frames: frames[2:], serial: 2}
+		if upload {
+			content := []byte("what is written")
+			err = c.StorageVolUpload(volume, bytes.NewReader(content), 0, 0)
+			// One that is confirmed before its end has failed too.
+			require.True(t, err != nil || model.uploads(), "nothing confirmed it")
+			if err == nil {
+				heard := framesOf(conn.heard)
+				require.Len(t, heard, 3)
+				require.Equal(t, packet{procUpload, stream, 3, more, content}, heard[1])
+				require.Equal(t, packet{procUpload, stream, 3, ok, []byte{}}, heard[2])
+			}
+		} else {
+			var out, want bytes.Buffer
+			err = c.StorageVolDownload(volume, &out, 0, 0)
+			require.Equal(t, model.downloads(&want), err == nil, "%v", err)
+			require.Equal(t, want.String(), out.String())
+		}
+		requireSaid(t, said, err)
+		require.LessOrEqual(t, conn.told, most)
+	})
+}
 
-func (scripted) Write(p []byte) (int, error) { return len(p), nil }
-func (scripted) Close() error                { return nil }
+// framesOf reads packets one by one, as long as they are whole and of a length that
+// libvirt sends.
+func framesOf(b []byte) []packet { all, _ := readable(b); return all }
+
+// readable is framesOf, and how much may be read to find out where they end: a length
+// that cannot be is not waited for.
+func readable(b []byte) (all []packet, most int) {
+	most = len(b)
+	for len(b) >= 28 {
+		word := func(i int) uint32 { return binary.BigEndian.Uint32(b[4*i:]) }
+		n := word(0)
+		if n < 28 || n > 32<<20 {
+			return all, most - len(b) + 28
+		}
+		if int(n) > len(b) {
+			break
+		}
+		p := packet{word(3), word(4), word(5), word(6), b[28:n]}
+		if word(1) != 0x20008086 || word(2) != 1 {
+			p.kind = event // of another program, which concerns no call
+		}
+		all, b = append(all, p), b[n:]
+	}
+	return all, most
+}
+
+// script tells what a daemon's packets mean to a client that makes calls.
+type script struct {
+	frames []packet
+	serial uint32
+}
+
+// next returns the next packet of the current call, if it may be one.
+func (s *script) next(proc uint32) (packet, bool) {
+	for len(s.frames) > 0 {
+		p := s.frames[0]
+		s.frames = s.frames[1:]
+		if p.serial == s.serial && (p.kind == reply || p.kind == stream) {
+			good := p.proc == proc && (p.status == ok || p.status == more && p.kind == stream)
+			return p, good
+		}
+	}
+	return packet{}, false
+}
+
+// answers makes a call.
+func (s *script) answers(proc uint32) ([]byte, bool) {
+	s.serial++
+	p, good := s.next(proc)
+	return p.payload, good && p.kind == reply
+}
+
+func (s *script) opens() bool {
+	methods, good := s.answers(procAuthList)
+	if !good || len(methods) < 4 {
+		return false
+	}
+	n := binary.BigEndian.Uint32(methods)
+	for methods = methods[4:]; n > 0; n, methods = n-1, methods[4:] {
+		if len(methods) < 4 {
+			return false
+		}
+		method := binary.BigEndian.Uint32(methods)
+		if method == 2 {
+			if _, good := s.answers(procPolkit); !good {
+				return false
+			}
+		}
+		if method == 2 || method == 0 {
+			break
+		}
+	}
+	_, good = s.answers(procOpen)
+	return good
+}
+
+func (s *script) uploads() bool {
+	_, good := s.answers(procUpload)
+	return good && s.confirms(procUpload)
+}
+
+func (s *script) confirms(proc uint32) bool {
+	for {
+		p, good := s.next(proc)
+		if !good || p.kind == stream && p.status == ok {
+			return good
+		}
+	}
+}
+
+func (s *script) downloads(out *bytes.Buffer) bool {
+	s.serial++
+	for answered, ended := false, false; !answered || !ended; {
+		p, good := s.next(procDownload)
+		if !good {
+			return false
+		}
+		if p.kind == reply {
+			answered = true
+			continue
+		}
+		ended = p.status == ok || len(p.payload) == 0
+		out.Write(p.payload)
+	}
+	return s.confirms(procDownload)
+}
+
+// requireSaid holds that an error of libvirt's was said by it.
+func requireSaid(t *testing.T, said []byte, err error) {
+	t.Helper()
+	var e libvirt.Error
+	if errors.As(err, &e) {
+		require.True(t, bytes.Contains(said, binary.BigEndian.AppendUint32(nil, e.Code)))
+		require.True(t, bytes.Contains(said, []byte(e.Message)))
+	}
+}
+
+// scripted is a connection whose other end says the same whatever it hears. Memory for
+// what is to come may be as much as has come, or that of one packet.
+type scripted struct {
+	t     *testing.T
+	said  []byte
+	told  int
+	heard []byte
+}
+
+func (s *scripted) Read(p []byte) (int, error) {
+	assert.LessOrEqual(s.t, len(p), max(256<<10, s.told))
+	if s.told == len(s.said) {
+		return 0, io.EOF
+	}
+	n := copy(p, s.said[s.told:])
+	s.told += n
+	return n, nil
+}
+
+func (s *scripted) Write(p []byte) (int, error) {
+	s.heard = append(s.heard, p...)
+	return len(p), nil
+}

@@ -45,11 +45,11 @@ func (c *Conn) StorageVolUpload(vol libvirt.StorageVol, src io.Reader, offset, l
 func (c *Conn) confirmed() error {
 	for {
 		f, err := c.receive()
-		if err != nil {
-			return err
+		if err == nil {
+			err = f.failure()
 		}
-		if f.kind == typeStream && f.status != statusContinue {
-			return f.failure()
+		if err != nil || f.kind == typeStream && f.status == statusOK {
+			return err
 		}
 	}
 }

@@ -2,6 +2,7 @@ package virtstream
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -12,6 +13,9 @@ const (
 	headerSize = 28
 	// frameMax is what libvirt itself sends at most, VIR_NET_MESSAGE_MAX.
 	frameMax = 32 << 20
+	// readStep is how much of a frame gets memory before any of it has come. A
+	// packet of a stream has no more, VIR_NET_MESSAGE_LEGACY_PAYLOAD_MAX.
+	readStep = 256 << 10
 )
 
 // header is what a frame says of itself, less what is always the same.
@@ -22,6 +26,7 @@ type header struct {
 // frame is one received packet.
 type frame struct {
 	header
+	foreign bool // of another program, such as that of keepalives
 	payload []byte
 }
 
@@ -42,10 +47,30 @@ func readFrame(r io.Reader) (f frame, err error) {
 	if length < headerSize || length > frameMax {
 		return f, fmt.Errorf("libvirt sent a frame of %d bytes", length)
 	}
-	f = frame{header: header{proc: word(3), kind: word(4), serial: word(5), status: word(6)}}
-	f.payload = make([]byte, length-headerSize)
-	_, err = io.ReadFull(r, f.payload)
+	f = frame{
+		header:  header{proc: word(3), kind: word(4), serial: word(5), status: word(6)},
+		foreign: word(1) != program || word(2) != version,
+	}
+	f.payload, err = readPayload(r, int(length-headerSize))
 	return f, err
+}
+
+// readPayload makes memory as bytes come: a length costs its sender nothing.
+func readPayload(r io.Reader, length int) ([]byte, error) {
+	payload := make([]byte, min(length, readStep))
+	for have := 0; ; {
+		n, err := io.ReadFull(r, payload[have:])
+		have += n
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, io.ErrUnexpectedEOF
+		case err != nil:
+			return nil, err
+		case have == length:
+			return payload, nil
+		}
+		payload = append(payload, make([]byte, min(have, length-have))...)
+	}
 }
 
 // encoder writes XDR, the data format of RFC 4506.
