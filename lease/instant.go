@@ -1,6 +1,9 @@
 package lease
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // instant is a moment by the monotonic clock, as the time since an origin: a third
 // of the size of a time.Time, and read in half the time. Zero is long past.
@@ -14,7 +17,14 @@ func thisInstant() instant { return instant(time.Since(origin)) }
 
 func instantOf(t time.Time) instant { return instant(t.Sub(origin)) }
 
-func (i instant) plus(d time.Duration) instant { return i + instant(d) }
+// plus is later by d, or as late as can be said.
+func (i instant) plus(d time.Duration) instant {
+	sum := i + instant(d)
+	if d > 0 && sum < i {
+		return math.MaxInt64
+	}
+	return sum
+}
 
 // since is how long it is from the other to this.
 func (i instant) since(other instant) time.Duration { return time.Duration(i - other) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -738,6 +739,18 @@ func TestSelectorMatches(t *testing.T) {
 	} {
 		assert.Equal(t, want, selector(t, text).Matches(attributes), text)
 	}
+}
+
+// A time to live beyond all that a clock counts is long, and not long past.
+func TestALeaseMayBeForEver(t *testing.T) {
+	m := newMemory(t, lease.MemoryConfig{MaxTTL: math.MaxInt64, MaxLifetime: math.MaxInt64}, "a")
+	l, err := m.TryAcquire(t.Context(), lease.Request{Holder: "test", TTL: math.MaxInt64})
+	require.NoError(t, err)
+	require.NoError(t, l.Err())
+	require.NoError(t, l.Renew(t.Context(), math.MaxInt64))
+	require.NoError(t, l.Err())
+	assert.Greater(t, time.Until(l.ExpiresAt()), 100*365*24*time.Hour)
+	require.NoError(t, l.Release(t.Context()))
 }
 
 func FuzzParseSelector(f *testing.F) {

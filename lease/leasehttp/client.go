@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +25,8 @@ type ClientConfig struct {
 	// Token is the client's bearer token; none is sent if empty.
 	Token string
 	// HTTPClient makes the calls; one of its own without a proxy if nil. Its
-	// Timeout must be longer than Wait.
+	// Timeout must be longer than Wait. A redirect is an error, unless its
+	// CheckRedirect is set.
 	HTTPClient *http.Client
 	// Wait is how long one call of a waiting Acquire lasts; 30 s if zero. The
 	// server may answer sooner, and then the client asks again.
@@ -54,6 +54,11 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
 		transport.Proxy = nil
 		c.HTTPClient = &http.Client{Transport: transport}
+	}
+	if c.HTTPClient.CheckRedirect == nil {
+		client := *c.HTTPClient
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		c.HTTPClient = &client
 	}
 	return c, problems.Err()
 }
@@ -92,13 +97,12 @@ func (c *Client) Acquire(ctx context.Context, req lease.Request) (*lease.Lease, 
 	}
 	began := time.Now()
 	for failures := 0; ; {
+		asked := time.Now()
 		l, err := c.acquireOnce(ctx, body, "?wait="+c.cfg.Wait.String())
 		if err == nil || !retryable(err) {
 			return l, err
 		}
-		if pause, ok := pauseAfter(err, &failures); ok {
-			sleep(ctx, pause)
-		}
+		sleep(ctx, c.pauseAfter(err, &failures, time.Since(asked)))
 		if ctx.Err() != nil {
 			c.giveUp(body.RequestID)
 			return nil, endOfWait(ctx, err, time.Since(began))
@@ -115,15 +119,19 @@ func retryable(err error) bool {
 	return !errors.Is(err, errBadAnswer) && !errors.Is(err, lease.ErrLost)
 }
 
+// shortestCall is how long a call lasts at least that the server has waited in: one that
+// answers at once is not asked without end.
+const shortestCall = 100 * time.Millisecond
+
 // pauseAfter is how long to wait before asking again: not at all where the server
 // has waited itself, else longer with each failure.
-func pauseAfter(err error, failures *int) (time.Duration, bool) {
+func (c *Client) pauseAfter(err error, failures *int, took time.Duration) time.Duration {
 	if errors.Is(err, lease.ErrNoneFree) {
 		*failures = 0
-		return 0, false
+		return min(shortestCall, c.cfg.Wait) - took
 	}
 	*failures++
-	return min(100*time.Millisecond<<min(*failures, 10), 5*time.Second), true
+	return min(100*time.Millisecond<<min(*failures, 10), 5*time.Second)
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -167,10 +175,12 @@ func (c *Client) acquireOnce(ctx context.Context, body acquireRequest, query str
 	}
 	grant, err := answer.grant()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errBadAnswer, err)
+		return nil, err
 	}
-	// What the way there and back took is on the safe side.
-	return lease.New(c, grant, asked.Add(time.Duration(answer.Waited)), c.cfg.Transport), nil
+	// What the way there and back took is on the safe side. It did not wait for longer
+	// than all that.
+	waited := min(time.Duration(answer.Waited), time.Since(asked))
+	return lease.New(c, grant, asked.Add(waited), c.cfg.Transport), nil
 }
 
 // newAcquireRequest is a request with an ID of its own, as it travels. A selector whose text
@@ -197,7 +207,13 @@ func newAcquireRequest(req lease.Request) (acquireRequest, error) {
 func (c *Client) Renew(ctx context.Context, key lease.Key, ttl time.Duration) (lease.Grant, error) {
 	var answer renewAnswer
 	err := c.call(ctx, http.MethodPost, leasePath(key, "renew"), renewRequest{Token: key.Token, TTL: duration(ttl)}, &answer)
-	return lease.Grant{Key: key, TTL: time.Duration(answer.TTL)}, err
+	if err == nil && answer.TTL <= 0 {
+		err = badAnswer(errors.New("ttl: is not positive"))
+	}
+	if err != nil {
+		return lease.Grant{}, err
+	}
+	return lease.Grant{Key: key, TTL: time.Duration(answer.TTL)}, nil
 }
 
 // Release implements [lease.Store].
@@ -228,32 +244,23 @@ func leasePath(key lease.Key, action string) string {
 // List implements [lease.Store]. The URLs of endpoints are left out: a list shows
 // no credentials.
 func (c *Client) List(ctx context.Context) ([]lease.Status, error) {
-	var answer struct {
-		Endpoints []wireStatus `json:"endpoints"`
-	}
+	var answer listAnswer
 	if err := c.call(ctx, http.MethodGet, "/v1/endpoints", nil, &answer); err != nil {
 		return nil, err
 	}
-	all := make([]lease.Status, 0, len(answer.Endpoints))
-	for _, w := range answer.Endpoints {
-		all = append(all, w.status())
-	}
-	return all, nil
+	return answer.statuses()
 }
 
 // Stats implements [lease.Store].
 func (c *Client) Stats(ctx context.Context) (lease.Stats, error) {
-	var answer wireStats
-	err := c.call(ctx, http.MethodGet, "/v1/stats", nil, &answer)
-	return answer.stats(), err
+	var answer statsAnswer
+	if err := c.call(ctx, http.MethodGet, "/v1/stats", nil, &answer); err != nil {
+		return lease.Stats{}, err
+	}
+	return answer.counted()
 }
 
-// maxAnswer bounds what is read of an answer: a list of 100,000 endpoints fits.
-const maxAnswer = 64 << 20
-
-var errBadAnswer = errors.New("the lease server's answer cannot be read")
-
-// call sends a request and reads the answer into the value given, if any.
+// call sends a request and reads the answer into the value given, or wants none.
 func (c *Client) call(ctx context.Context, method, path string, body, into any) error {
 	var text io.Reader
 	if body != nil {
@@ -271,57 +278,8 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	}
 	resp, err := c.cfg.HTTPClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("lease server: %w", err)
+		return shown(fmt.Errorf("lease server: %w", err), c.cfg.Token)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	switch {
-	case err != nil:
-		return fmt.Errorf("lease server: %w", err)
-	case resp.StatusCode >= http.StatusBadRequest:
-		return answerErr(resp.StatusCode, answer)
-	case into == nil:
-		return nil
-	}
-	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("%w: %w", errBadAnswer, err)
-	}
-	return nil
-}
-
-// answerError is an error that the server answered.
-type answerError struct {
-	status int
-	text   string
-	err    error // of package lease, where it is one
-}
-
-func (e *answerError) Error() string { return "lease server: " + e.text }
-func (e *answerError) Unwrap() error { return e.err }
-
-func answerErr(status int, text []byte) error {
-	var answer errorAnswer
-	if err := json.Unmarshal(text, &answer); err != nil || answer.Error.Code == "" {
-		return &answerError{status: status, text: fmt.Sprintf("it answered %d %s", status, http.StatusText(status))}
-	}
-	e := &answerError{status: status, text: answer.Error.Message}
-	switch answer.Error.Code {
-	case codeNotHeld:
-		e.err = lease.ErrNotHeld
-	case codeExpired:
-		e.err = lease.ErrExpired
-	case codeNoMatch:
-		e.err = unavailable(lease.ErrNoMatch, answer.Error)
-	case codeNoneFree:
-		e.err = unavailable(lease.ErrNoneFree, answer.Error)
-	}
-	return e
-}
-
-func unavailable(cause error, answer wireError) error {
-	e := &lease.UnavailableError{RetryAfter: time.Duration(answer.RetryAfter), Err: cause}
-	if answer.Counts != nil {
-		e.Counts = lease.Counts(*answer.Counts)
-	}
-	return e
+	return shown(read(resp, into), c.cfg.Token)
 }

@@ -261,9 +261,7 @@ func badRequest(format string, args ...any) error {
 
 func (h *Handler) list(r *http.Request, c client) (int, any, error) {
 	all, err := h.cfg.Store.List(r.Context())
-	answer := struct {
-		Endpoints []wireStatus `json:"endpoints"`
-	}{make([]wireStatus, 0, len(all))}
+	answer := listAnswer{make([]wireStatus, 0, len(all))}
 	for _, s := range all {
 		answer.Endpoints = append(answer.Endpoints, fromStatus(s, c))
 	}

@@ -663,8 +663,6 @@ func TestTokensAreComparedInConstantTime(t *testing.T) {
 	assert.Equal(t, 1, compared)
 }
 
-// FuzzRequests sends any body and query to every path: each answer is JSON with a
-// status of the API's, and none is a failure of the server.
 var curled = regexp.MustCompile(`-d '([^']*)' '?http://[^/]+(/v1/[^'\s]+)`)
 
 // The calls of the manuals are answered as they say, one after the other: each is
@@ -721,6 +719,8 @@ func TestASelectorThatWouldBeReadAsAnotherIsNotSent(t *testing.T) {
 	assert.Equal(t, "b", l.Endpoint().ID)
 }
 
+// FuzzRequests sends any body and query to every path: an answer of JSON is whole, and
+// none is a failure of the server.
 func FuzzRequests(f *testing.F) {
 	for _, body := range []string{
 		"", "{}", `{"holder": "me"}`, `{"holder": "me", "ttl": "-1s", "requestId": "x"}`, `{"token": 99999999999999999999}`,

@@ -87,16 +87,6 @@ func fromEndpoint(e endpoint.Endpoint) wireEndpoint {
 	}
 }
 
-func (w wireLease) grant() (lease.Grant, error) {
-	url, err := endpoint.ParseURL(w.Endpoint.URL)
-	e := w.Endpoint.endpoint()
-	e.URL = url
-	return lease.Grant{
-		Key: lease.Key{ID: w.ID, Token: w.Token}, TTL: time.Duration(w.TTL),
-		Domain: w.Domain, Endpoint: e,
-	}, err
-}
-
 // endpoint leaves the URL out.
 func (w wireEndpoint) endpoint() endpoint.Endpoint {
 	return endpoint.Endpoint{ID: w.ID, Attributes: w.Attributes, Generation: w.Generation, EgressIP: w.EgressIP}
@@ -124,6 +114,10 @@ type reportRequest struct {
 	Status     int               `json:"status,omitempty"`
 	Latency    duration          `json:"latency,omitzero"`
 	RetryAfter duration          `json:"retryAfter,omitzero"`
+}
+
+type listAnswer struct {
+	Endpoints []wireStatus `json:"endpoints"`
 }
 
 type wireStatus struct {
@@ -192,6 +186,12 @@ type wireStats struct {
 	DroppedReports int64                       `json:"droppedReports"`
 	Waiting        int                         `json:"waiting"`
 	Endpoints      wireCounts                  `json:"endpoints"`
+}
+
+// statsAnswer tells statistics from what is none.
+type statsAnswer struct {
+	wireStats
+	Endpoints *wireCounts `json:"endpoints"`
 }
 
 type wireCounts struct {
