@@ -320,6 +320,33 @@ pools:
 	assert.Equal(t, map[string]int{"cheap": 2, "eu": 1}, byPool)
 }
 
+// Before anything is made, and by field.
+func TestWhatIsWrongWithPoolsIsTold(t *testing.T) {
+	long := strings.Repeat("0123456789abcdef", 4)
+	for text, want := range map[string]string{
+		"": "pools: list at least one",
+		"pools: [{name: eu, size: 1}]\n---\npools: [{name: us, size: 1}]": "the file must be one YAML document",
+		"crawler " + long: "the file must have a list, pools: it: has the wrong kind, string",
+		long + ": 1":      `the file must have a list, pools: json: unknown field "…"`,
+		"pools: {eu: 3}":  "pools: has the wrong kind, object",
+		"pools: [{name: eu}, {name: us, size: many}]":                         "pools[1]: size: has the wrong kind, string",
+		"pools: [{name: eu, maxAge: soon}]":                                   `pools[0]: "soon" is no duration`,
+		"pools: [{name: eu, size: 1, size: 2}]":                               `key "size" already set`,
+		"pools: [{size: 1, attributes: {class: cheap}}]":                      "pools[0].name: ", // they were dropped
+		"pools: [{name: eu}, {name: eu}]":                                     `pools[1].name: "eu": is used twice`,
+		"pools: [{name: eu, size: -1, maxAge: -1s}]":                          "pools[0].size: -1: must not be negative\npools[0].maxAge: -1s: must not be negative",
+		"pools: [{name: " + long + "}]":                                       `pools[0].name: "…": must be 2 to 63`,
+		"pools: [{name: eu, size: 9223372036854775807}, {name: us, size: 1}]": "pools[1].size: makes more than can be counted",
+	} {
+		_, err := parsePools([]byte(text))
+		require.ErrorContains(t, err, want, text)
+		assert.NotContains(t, err.Error(), long)
+	}
+	one, err := parsePools([]byte("pools: [{size: 3}]"))
+	require.NoError(t, err, "one kind needs no name")
+	assert.Equal(t, 3, one[0].Size)
+}
+
 // writeCertificate makes a certificate for loopback and the names given.
 func (w *world) writeCertificate(serial int64, names ...string) *x509.CertPool {
 	w.t.Helper()

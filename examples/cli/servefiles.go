@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -59,22 +63,116 @@ type poolEntry struct {
 	provider.Placement
 }
 
-// readPools reads a file of pools. What is wrong with one the fleet tells.
+// readPools reads a file of pools.
 func readPools(path string) ([]poolEntry, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	var file struct {
-		Pools []poolEntry `json:"pools"`
+	return parsePools(data)
+}
+
+// parsePools tells all that is wrong with pools, by their fields.
+func parsePools(data []byte) ([]poolEntry, error) {
+	if hasSecondDocument(string(data)) {
+		return nil, errors.New("the file must be one YAML document: what stands behind --- would be left out")
 	}
-	if err := yaml.UnmarshalStrict(data, &file); err != nil {
-		return nil, err
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, fmt.Errorf("the file is no YAML: %w", unquoted(err))
+	}
+	var file struct {
+		Pools []json.RawMessage `json:"pools"`
+	}
+	if err := strictly(text, &file); err != nil {
+		return nil, fmt.Errorf("the file must have a list, pools: %w", err)
 	}
 	if len(file.Pools) == 0 {
 		return nil, errors.New("pools: list at least one")
 	}
-	return file.Pools, nil
+	var errs []error
+	all := make([]poolEntry, len(file.Pools))
+	for i, pool := range file.Pools {
+		if err := strictly(pool, &all[i]); err != nil {
+			errs = append(errs, fmt.Errorf("pools[%d]: %w", i, err))
+		}
+	}
+	if errs == nil {
+		errs = checkPools(all)
+	}
+	return all, errors.Join(errs...)
+}
+
+// strictly decodes JSON without unknown fields.
+func strictly(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(into)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		kind, _, _ := strings.Cut(wrong.Value, " ")
+		return fmt.Errorf("%s: has the wrong kind, %s", cmp.Or(wrong.Field, "it"), kind)
+	}
+	return unquoted(err)
+}
+
+// unquoted leaves out of an error what is long: it may be a secret, where the file is
+// another one than was meant.
+func unquoted(err error) error {
+	if err == nil || !longWord.MatchString(err.Error()) {
+		return err
+	}
+	return errors.New(longWord.ReplaceAllString(err.Error(), "…"))
+}
+
+var longWord = regexp.MustCompile("[^\\s\"'`]{33,}")
+
+// hasSecondDocument tells of what would be ignored.
+func hasSecondDocument(text string) bool {
+	content := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\r\n\t ")
+		switch {
+		case content && (line == "---" || strings.HasPrefix(line, "--- ")):
+			return true
+		case line != "" && line != "---" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "%"):
+			content = true
+		}
+	}
+	return false
+}
+
+func checkPools(all []poolEntry) (errs []error) {
+	total, names := 0, map[string]bool{}
+	for i, p := range all {
+		bare := len(all) == 1 && p.Name == "" && len(p.Attributes) == 0 // one kind needs no name
+		problems := p.problems(bare, names[p.Name])
+		names[p.Name] = true
+		if total += max(p.Size, 0); total < 0 {
+			total, problems = 0, append(problems, errors.New("size: makes more than can be counted"))
+		}
+		for _, err := range problems {
+			errs = append(errs, fmt.Errorf("pools[%d].%w", i, err))
+		}
+	}
+	return errs
+}
+
+// problems are those of one pool, which may be bare of a name, or have one that is taken.
+func (p poolEntry) problems(bare, taken bool) (errs []error) {
+	if err := provider.ValidTag(p.Name); err != nil && !bare {
+		errs = append(errs, fmt.Errorf("name: %w", unquoted(err)))
+	}
+	if taken && p.Name != "" {
+		errs = append(errs, fmt.Errorf("name: %q: is used twice", p.Name))
+	}
+	if p.Size < 0 {
+		errs = append(errs, fmt.Errorf("size: %d: must not be negative", p.Size))
+	}
+	if p.MaxAge < 0 {
+		errs = append(errs, fmt.Errorf("maxAge: %v: must not be negative", p.MaxAge))
+	}
+	return errs
 }
 
 // certificate is a pair of files, which are read again when one has changed. So a
