@@ -114,7 +114,13 @@ func (s *Store) ask(ctx context.Context, w *want, wait bool) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	switch r.text(0) {
+	word, err := r.word("lease", "wait", "none", "gone")
+	if word == "wait" && !wait {
+		word, err = r.word() // to nobody who waits
+	}
+	switch word {
+	case "":
+		return outcome{}, err
 	case "lease":
 		l, err := s.leaseOf(w, r.list(1), asked)
 		return outcome{lease: l}, err
@@ -126,12 +132,12 @@ func (s *Store) ask(ctx context.Context, w *want, wait bool) (outcome, error) {
 }
 
 func (s *Store) leaseOf(w *want, r reply, asked time.Time) (*lease.Lease, error) {
+	if len(r) == 2 { // by the short way, which grants what was asked for
+		r = append(r, micros(s.cfg.ttl(w.req.TTL)), w.req.Domain)
+	}
 	grant, err := s.grantOf(w.id, r)
 	if err != nil {
 		return nil, err
-	}
-	if len(r) == 2 { // by the short way, which grants what was asked for
-		grant.TTL, grant.Domain = duration(micros(s.cfg.ttl(w.req.TTL))), w.req.Domain
 	}
 	if log := s.log.V(1); log.Enabled() {
 		log.Info("leased", "endpoint", grant.Endpoint.ID, "holder", w.req.Holder, "domain", w.req.Domain, "token", grant.Token, "ttl", grant.TTL)
@@ -141,7 +147,7 @@ func (s *Store) leaseOf(w *want, r reply, asked time.Time) (*lease.Lease, error)
 
 // unavailable reads why nothing came.
 func unavailable(r reply) *lease.UnavailableError {
-	e := &lease.UnavailableError{Counts: countsOf(r.list(1)), RetryAfter: duration(r.number(2)), Err: lease.ErrNoneFree}
+	e := &lease.UnavailableError{Counts: countsOf(r.list(1)), RetryAfter: duration(r.count(2)), Err: lease.ErrNoneFree}
 	if e.Counts.Total == e.Counts.Draining+e.Counts.NotSelected {
 		e.RetryAfter, e.Err = 0, lease.ErrNoMatch
 	}
@@ -161,11 +167,15 @@ func (s *Store) stopWaiting(ctx context.Context, w *want, began time.Time, last 
 	telling, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	r, err := s.leave(telling, w, "keep")
+	word := ""
+	if err == nil {
+		word, err = r.word("lease", "none")
+	}
 	if err != nil {
 		s.giveBack(w)
 		return nil, fmt.Errorf("no lease after %v: %w", time.Since(began).Round(time.Millisecond), errors.Join(ctx.Err(), last, err))
 	}
-	if r.text(0) == "lease" {
+	if word == "lease" {
 		return s.leaseOf(w, r.list(1), asked)
 	}
 	e := unavailable(r)

@@ -88,15 +88,42 @@ func (r reply) list(i int) reply {
 	return nil
 }
 
-// number reads an integer, or one that was written out.
+// exact is up to where scripts count.
+const exact = 1 << 53
+
+// number reads an integer, or one that was written out. What is none is zero.
 func (r reply) number(i int) int64 {
-	if i < len(r) {
-		if n, ok := r[i].(int64); ok {
-			return n
-		}
-	}
-	n, _ := strconv.ParseInt(r.text(i), 10, 64)
+	n, _ := r.isNumber(i)
 	return n
+}
+
+func (r reply) isNumber(i int) (n int64, ok bool) {
+	if i < len(r) {
+		n, ok = r[i].(int64)
+	}
+	if !ok {
+		read, err := strconv.ParseInt(r.text(i), 10, 64)
+		n, ok = read, err == nil
+	}
+	if n < -exact || n > exact {
+		return 0, false
+	}
+	return n, ok
+}
+
+// count reads how many of something there are.
+func (r reply) count(i int) int64 { return max(r.number(i), 0) }
+
+// errUnreadable says that what came from Redis is none of this package's: another
+// program, or another version, has written there.
+var errUnreadable = errors.New("redislease: what Redis has cannot be read")
+
+// word reads the word that an answer begins with, which is one of those.
+func (r reply) word(known ...string) (string, error) {
+	if word := r.text(0); slices.Contains(known, word) {
+		return word, nil
+	}
+	return "", fmt.Errorf("%w: an answer of a script", errUnreadable)
 }
 
 type result struct {
@@ -219,7 +246,7 @@ func replyOf(answer any) (reply, error) {
 		}
 		return reply{"", token, "ok"}, nil
 	}
-	return nil, errors.New("redislease: a script gave no answer")
+	return nil, fmt.Errorf("%w: an answer of a script", errUnreadable)
 }
 
 // reborn takes note of another incarnation of the store than was known.
@@ -241,12 +268,13 @@ func (s *Store) see(token int64) {
 }
 
 // permanent tells whether asking again cannot help before somebody changes
-// something: the password, the rights, the server. A client that was closed stays so.
+// something: the password, the rights, the server, what it has. A client that was closed
+// stays so.
 func permanent(err error) bool {
 	if err == nil {
 		return false
 	}
-	if errors.Is(err, lease.ErrClosed) || errors.Is(err, redis.ErrClosed) {
+	if errors.Is(err, lease.ErrClosed) || errors.Is(err, redis.ErrClosed) || errors.Is(err, errUnreadable) {
 		return true
 	}
 	for _, prefix := range []string{"NOPERM", "NOAUTH", "WRONGPASS", "ERR", "WRONGTYPE"} {

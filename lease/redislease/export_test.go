@@ -3,6 +3,9 @@ package redislease
 import (
 	"context"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/egressfleet/egress/endpoint"
 	"github.com/egressfleet/egress/lease"
 )
 
@@ -68,3 +71,14 @@ func (s *Store) Queued() int {
 
 // Follow hears those messages.
 func (s *Store) Follow(messages <-chan any) { s.follow(messages, "") }
+
+// Decode reads what stands for an endpoint in Redis.
+func Decode(text string) (endpoint.Endpoint, error) { return decode(text) }
+
+// Encode writes what Decode reads.
+func Encode(e endpoint.Endpoint) string { return addressText(e.EgressIP) + "\n" + encode(e) }
+
+// ReportOf reads a report of the stream.
+func ReportOf(values map[string]any) (lease.Report, bool) {
+	return reportOf(redis.XMessage{Values: values})
+}

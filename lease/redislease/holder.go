@@ -2,7 +2,6 @@ package redislease
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -15,15 +14,29 @@ func (s *Store) Renew(ctx context.Context, key lease.Key, ttl time.Duration) (le
 	if err != nil {
 		return lease.Grant{}, err
 	}
-	switch r.text(0) {
+	switch word, err := r.word("lease", "expired", "lifetime", "wrong", "unknown"); word {
+	case "":
+		return lease.Grant{}, err
 	case "lease":
-		return s.grantOf(key.ID, r.list(1))
+		return s.renewed(key, r.list(1))
 	case "expired":
 		return lease.Grant{}, lease.ErrExpired
 	case "lifetime":
 		return lease.Grant{}, fmt.Errorf("%w: it reached the longest lifetime, %v", lease.ErrExpired, s.cfg.MaxLifetime)
 	}
 	return lease.Grant{}, lease.ErrNotHeld
+}
+
+// renewed reads what was granted, which keeps its token.
+func (s *Store) renewed(key lease.Key, r reply) (lease.Grant, error) {
+	grant, err := s.grantOf(key.ID, r)
+	if err == nil && grant.Key != key {
+		err = fmt.Errorf("%w: the token of a renewal", errUnreadable)
+	}
+	if err != nil {
+		return lease.Grant{}, err
+	}
+	return grant, nil
 }
 
 // Release implements [lease.Store]. It is sent even where ctx has ended.
@@ -46,13 +59,14 @@ func (s *Store) release(ctx context.Context, key lease.Key, unused bool) error {
 	if log := s.log.V(1); log.Enabled() {
 		log.Info("lease ended", "token", key.Token, "reason", lease.ErrReleased.Error(), "answer", r.text(0))
 	}
-	switch r.text(0) {
+	word, err := r.word("ok", "expired", "wrong", "unknown")
+	switch word {
 	case "expired":
 		return lease.ErrExpired
 	case "wrong":
 		return lease.ErrNotHeld
 	}
-	return nil
+	return err
 }
 
 // Report implements [lease.Store]. One whose answer is lost and that is sent again
@@ -68,10 +82,11 @@ func (s *Store) Report(ctx context.Context, key lease.Key, o lease.Outcome) erro
 	if err != nil {
 		return err
 	}
-	if r.text(0) == "wrong" {
+	word, err := r.word("ok", "late", "wrong")
+	if word == "wrong" {
 		return lease.ErrNotHeld
 	}
-	return nil
+	return err
 }
 
 // listPage is how many endpoints one call of List reads: Redis serves nobody else
@@ -87,9 +102,16 @@ func (s *Store) List(ctx context.Context) ([]lease.Status, error) {
 		if err != nil {
 			return nil, err
 		}
+		now, ok := r.isNumber(0)
 		page := r.list(1)
+		if !ok || page == nil {
+			return nil, fmt.Errorf("%w: a list of endpoints", errUnreadable)
+		}
 		for i := range page {
-			st, err := s.statusOf(page.list(i), r.number(0))
+			st, err := s.statusOf(page.list(i), now)
+			if err == nil && st.Endpoint.ID <= after {
+				err = fmt.Errorf("%w: the order of endpoints", errUnreadable)
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -112,19 +134,19 @@ func (s *Store) Stats(ctx context.Context) (lease.Stats, error) {
 }
 
 func statsOf(r reply) (lease.Stats, error) {
-	if len(r) < 3 {
-		return lease.Stats{}, errors.New("redislease: the statistics are cut short")
+	meta, standing := r.list(0), r.list(2)
+	if meta == nil || standing == nil {
+		return lease.Stats{}, fmt.Errorf("%w: the statistics", errUnreadable)
 	}
 	n := map[string]int64{}
-	meta := r.list(0)
 	for i := 0; i+1 < len(meta); i += 2 {
-		n[meta.text(i)] = meta.number(i + 1)
+		n[meta.text(i)] = meta.count(i + 1)
 	}
 	stats := lease.Stats{
 		Acquired: n["n:acquired"], Released: n["n:released"], Renewed: n["n:renewed"], Expired: n["n:expired"], Revoked: n["n:revoked"],
 		Waits: n["n:waits"], Canceled: n["n:canceled"], WaitTime: duration(n["n:waited"]),
 		Outcomes: map[lease.OutcomeKind]int64{}, LateReports: n["n:late"], DroppedReports: n["n:dropped"],
-		Waiting: int(r.number(1)), Endpoints: countsOf(r.list(2)),
+		Waiting: int(r.count(1)), Endpoints: countsOf(standing),
 	}
 	for name, count := range n {
 		if kind, ok := cutOutcome(name); ok {

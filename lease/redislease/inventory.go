@@ -1,12 +1,15 @@
 package redislease
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
@@ -16,7 +19,11 @@ import (
 
 // Put implements [lease.Inventory].
 func (s *Store) Put(ctx context.Context, e endpoint.Endpoint) error {
-	if err := e.Validate(); err != nil {
+	err := e.Validate()
+	if err == nil && !inUTF8(e) {
+		err = errors.New("id, attributes: must be UTF-8: others would be read back")
+	}
+	if err != nil {
 		return fmt.Errorf("endpoint: %w", err)
 	}
 	r, err := s.do(ctx, s.lua.put, e.ID, encode(e), strconv.FormatUint(e.Generation, 10), e.URL.Reveal(),
@@ -39,6 +46,15 @@ func (s *Store) SetVerdict(ctx context.Context, id string, v endpoint.Verdict) e
 	return err
 }
 
+func inUTF8(e endpoint.Endpoint) bool {
+	for key, value := range e.Attributes {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return false
+		}
+	}
+	return utf8.ValidString(e.ID)
+}
+
 func (s *Store) tellSharing(id, address string, r reply) {
 	if n := r.number(0); n > 1 {
 		s.log.Info("endpoints share an egress address: a ban of one is a ban of all", "address", address, "endpoint", id, "endpoints", n)
@@ -48,7 +64,14 @@ func (s *Store) tellSharing(id, address string, r reply) {
 // Drain implements [lease.Inventory].
 func (s *Store) Drain(ctx context.Context, id string) (held int, err error) {
 	r, err := s.change(ctx, s.lua.drain, id)
-	return int(r.number(0)), err
+	if err != nil {
+		return 0, err
+	}
+	n, ok := r.isNumber(0)
+	if !ok || n < 0 {
+		return 0, fmt.Errorf("%w: how many hold an endpoint", errUnreadable)
+	}
+	return int(n), nil
 }
 
 // Revoke implements [lease.Inventory].
@@ -69,11 +92,18 @@ func (s *Store) change(ctx context.Context, script *redis.Script, id string, arg
 // statusOf reads an endpoint of a list that was made at that time of the server's.
 func (s *Store) statusOf(r reply, now int64) (lease.Status, error) {
 	e, err := s.endpoints.of(r.text(1))
+	if err == nil && e.ID != r.text(0) {
+		err = fmt.Errorf("%w: the ID of an endpoint", errUnreadable)
+	}
+	if err != nil {
+		return lease.Status{}, err
+	}
+	verdict, err := verdictOf(r.text(2))
 	if err != nil {
 		return lease.Status{}, err
 	}
 	at := func(micros int64) time.Time { return time.Now().Add(duration(micros - now)) }
-	st := lease.Status{Endpoint: e.Clone(), Verdict: verdictOf(r.text(2)), Draining: r.text(3) == "1", Probation: r.text(4) == "0"}
+	st := lease.Status{Endpoint: e.Clone(), Verdict: verdict, Draining: r.text(3) == "1", Probation: r.text(4) == "0"}
 	if cool := r.number(5); cool > now {
 		st.CoolUntil = at(cool)
 	}
@@ -94,16 +124,21 @@ func (s *Store) statusOf(r reply, now int64) (lease.Status, error) {
 	return st, nil
 }
 
-func verdictOf(text string) endpoint.Verdict {
-	v := endpoint.Verdict{}
-	_ = json.Unmarshal([]byte(text), &v)
-	if v.Health == "" {
-		v.Health = endpoint.Unknown
+// verdictOf reads a verdict. There may be none yet.
+func verdictOf(text string) (v endpoint.Verdict, err error) {
+	if text != "" {
+		err = json.Unmarshal([]byte(text), &v)
 	}
-	return v
+	v.Health = cmp.Or(v.Health, endpoint.Unknown)
+	if err != nil || v.Health != endpoint.Healthy && v.Health != endpoint.Unhealthy && v.Health != endpoint.Unknown {
+		return endpoint.Verdict{}, fmt.Errorf("%w: a verdict", errUnreadable)
+	}
+	return v, nil
 }
 
+// cutOutcome reads the name of a counter of outcomes, of a kind that is known here.
 func cutOutcome(name string) (lease.OutcomeKind, bool) {
 	kind, ok := strings.CutPrefix(name, "n:outcome:")
-	return lease.OutcomeKind(kind), ok
+	o := lease.Outcome{Kind: lease.OutcomeKind(kind)}
+	return o.Kind, ok && o.Validate() == nil
 }

@@ -149,7 +149,9 @@ func (s *Store) readReports(ctx context.Context, last string, to chan<- lease.Re
 		}
 		for _, m := range page {
 			last = m.ID
-			s.deliver(reportOf(m), to)
+			if r, ok := reportOf(m); ok {
+				s.deliver(r, to)
+			}
 		}
 	}
 }
@@ -187,10 +189,13 @@ func (s *Store) stream(ctx context.Context, call func(context.Context) ([]redis.
 	}
 }
 
-func reportOf(m redis.XMessage) lease.Report {
+// reportOf reads a report, if it is one.
+func reportOf(m redis.XMessage) (r lease.Report, ok bool) {
 	text := func(name string) string { t, _ := m.Values[name].(string); return t }
-	r := lease.Report{EndpointID: text("id"), Holder: text("holder")}
-	r.Generation, _ = strconv.ParseUint(text("gen"), 10, 64)
-	_ = json.Unmarshal([]byte(text("outcome")), &r.Outcome)
-	return r
+	generation, err := strconv.ParseUint(text("gen"), 10, 64)
+	r = lease.Report{EndpointID: text("id"), Generation: generation, Holder: text("holder")}
+	if err == nil {
+		err = json.Unmarshal([]byte(text("outcome")), &r.Outcome)
+	}
+	return r, err == nil && r.EndpointID != "" && r.Outcome.Validate() == nil
 }

@@ -3,6 +3,7 @@ package redislease
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"sync"
@@ -34,16 +35,17 @@ func marshal(v any) string {
 	return string(text)
 }
 
-// decode reads an egress address and, in the next line, an endpoint.
+// decode reads an egress address and, in the next line, an endpoint. An address that
+// is none is not known. An error quotes nothing, but for the ID.
 func decode(text string) (endpoint.Endpoint, error) {
 	egress, text, _ := strings.Cut(text, "\n")
 	var e stored
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		return endpoint.Endpoint{}, fmt.Errorf("redislease: a stored endpoint: %w", err)
+	if json.Unmarshal([]byte(text), &e) != nil || e.ID == "" {
+		return endpoint.Endpoint{}, fmt.Errorf("%w: an endpoint", errUnreadable)
 	}
 	url, err := endpoint.ParseURL(e.URL)
 	if err != nil {
-		return endpoint.Endpoint{}, fmt.Errorf("redislease: the stored endpoint %s: %w", e.ID, err)
+		return endpoint.Endpoint{}, fmt.Errorf("%w: the endpoint %.100q: %w", errUnreadable, e.ID, err)
 	}
 	address, _ := netip.ParseAddr(egress)
 	return endpoint.Endpoint{ID: e.ID, URL: url, Attributes: e.Attributes, Generation: e.Generation, EgressIP: address}, nil
@@ -86,10 +88,17 @@ func canonicalDomain(domain string) string {
 	return strings.ToLower(strings.TrimSuffix(domain, "."))
 }
 
-func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
+// duration is as long as can be said where it is longer.
+func duration(micros int64) time.Duration {
+	const longest = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(max(micros, -longest), longest)) * time.Microsecond
+}
 
-// most is how many texts endpoints remembers.
-const most = 1 << 14
+// most is how many texts endpoints remembers, and mostText how long one is.
+const (
+	most     = 1 << 14
+	mostText = 1 << 14
+)
 
 // endpoints remembers what was decoded: leases of one endpoint have the same text. Its
 // users share the attributes.
@@ -106,7 +115,7 @@ func (c *endpoints) of(text string) (endpoint.Endpoint, error) {
 		return e, nil
 	}
 	e, err := decode(text)
-	if err != nil {
+	if err != nil || len(text) > mostText {
 		return e, err
 	}
 	c.mu.Lock()
@@ -124,14 +133,18 @@ func (s *Store) grantOf(id string, r reply) (lease.Grant, error) {
 	if err != nil {
 		return lease.Grant{}, err
 	}
-	return lease.Grant{
+	grant := lease.Grant{
 		Key: lease.Key{ID: id, Token: r.number(0)}, Endpoint: e, TTL: duration(r.number(2)), Domain: r.text(3),
-	}, nil
+	}
+	if grant.Token <= 0 || grant.TTL <= 0 {
+		return lease.Grant{}, fmt.Errorf("%w: a token or the time of a lease", errUnreadable)
+	}
+	return grant, nil
 }
 
 // countsOf reads what the scripts call standing.
 func countsOf(r reply) lease.Counts {
-	n := func(i int) int { return int(r.number(i)) }
+	n := func(i int) int { return int(r.count(i)) }
 	return lease.Counts{
 		Total: n(0), NotSelected: n(1), Draining: n(2), Unknown: n(3), Unhealthy: n(4),
 		Leased: n(5), Cooling: n(6), CoolingForDomain: n(7), Free: n(8),
