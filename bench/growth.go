@@ -22,7 +22,7 @@ var growthTargets = []target{
 		return nsPerOp(oursAcquire(n))
 	})},
 	{"growth-engine-100000-100", "<=", 3, curve("µs a probe", []int{100, 1000, 10_000, 100_000}, probeCost)},
-	{"growth-fleet-2000-10", "<=", 10, curve("µs a look", []int{10, 100, 500, 2000}, lookCost)},
+	{"growth-fleet-2000-10", "<=", 5, curve("µs a look", []int{10, 100, 500, 2000}, lookCost)},
 	{"growth-list-500-10", "<=", 10, listCurve},
 }
 
