@@ -32,6 +32,7 @@ func curve(unit string, sizes []int, measure func(n int) float64) func() (float6
 		runs := make([][]float64, len(sizes))
 		for range 3 {
 			for i, n := range sizes {
+				tidy()
 				runs[i] = append(runs[i], measure(n))
 			}
 		}
