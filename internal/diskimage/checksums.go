@@ -82,20 +82,26 @@ func findChecksum(text []byte, name string) (string, error) {
 	return found, nil
 }
 
+// digits are those of a digest in the form of BSD, by the name of its kind.
+var digits = map[string]int{"SHA256": sha256Digits, "SHA2-256": sha256Digits, "SHA512": sha512Digits, "SHA2-512": sha512Digits}
+
 // parseChecksum reads one line, in the form of sha256sum or in that of BSD. Lines
 // of other kinds, such as comments and signatures, are none.
 func parseChecksum(line string) (digest, file string, ok bool) {
 	line = strings.TrimSpace(line)
-	if _, rest, isBSD := strings.Cut(line, " ("); isBSD {
+	kind, rest, _ := strings.Cut(line, " (")
+	wanted, isBSD := digits[strings.ToUpper(kind)]
+	if isBSD {
 		if at := strings.LastIndex(rest, ") = "); at >= 0 {
 			digest, file = rest[at+len(") = "):], rest[:at]
 		}
 	} else if digest, file, ok = strings.Cut(line, " "); ok {
 		// A second blank or an asterisk tells the mode in which it was read.
 		file = strings.TrimLeft(file, " *")
+		wanted = len(digest)
 	}
 	digest = strings.ToLower(digest)
-	if _, err := hex.DecodeString(digest); err != nil || (len(digest) != sha256Digits && len(digest) != sha512Digits) {
+	if _, err := hex.DecodeString(digest); err != nil || len(digest) != wanted || (wanted != sha256Digits && wanted != sha512Digits) {
 		return "", "", false
 	}
 	return digest, file, file != ""

@@ -6,14 +6,18 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/sha512"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -115,6 +119,29 @@ func xzip(b []byte) []byte {
 	return out.Bytes()
 }
 
+func xzipped(b []byte, cfg xz.WriterConfig) []byte {
+	var out bytes.Buffer
+	w, _ := cfg.NewWriter(&out)
+	_, _ = w.Write(b)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+// withDictionary gives a block another size of its dictionary. All have the same header,
+// which has no sizes.
+func withDictionary(file []byte, block int, bits byte) []byte {
+	out := bytes.Clone(file)
+	header := bytes.Clone(out[12:24])
+	at := 0
+	for range block + 1 {
+		at++
+		at += bytes.Index(out[at:], header)
+	}
+	out[at+4] = bits
+	binary.LittleEndian.PutUint32(out[at+8:], crc32.ChecksumIEEE(out[at:at+8]))
+	return out
+}
+
 func zst(b []byte) []byte {
 	w, _ := zstd.NewWriter(nil)
 	defer func() { _ = w.Close() }()
@@ -177,8 +204,7 @@ func TestWhatIsNoImage(t *testing.T) {
 	encrypted[35] = 2
 	tar := make([]byte, 2048)
 	copy(tar[257:], "ustar")
-	hugeXZ := xzip(big)
-	hugeXZ[12+4] = 40 // the dictionary of the first block
+	blocks := xzipped(big, xz.WriterConfig{BlockSize: 200 << 10})
 	patched := func(at int, b byte) []byte {
 		out := bytes.Clone(blank)
 		out[at] = b
@@ -206,7 +232,8 @@ func TestWhatIsNoImage(t *testing.T) {
 		"packed twice":           {gz(xzip(big)), "packed twice"},
 		"empty":                  {nil, "empty"},
 		"cut in its header":      {blank[:50], "cut off"},
-		"too much memory":        {hugeXZ, "memory"},
+		"too much memory":        {withDictionary(blocks, 0, 40), "it needs 4095 MiB of memory"},
+		"too much memory, later": {withDictionary(blocks, 1, 31), "it needs 192 MiB of memory"},
 		"broken gzip":            {append(gz(big)[:500], noise(4000)...), "the gzip file is broken"},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -215,6 +242,51 @@ func TestWhatIsNoImage(t *testing.T) {
 			assert.True(t, provider.HasCode(err, diskimage.CodeBadImage), "%v", err)
 			assert.ErrorContains(t, err, c.says)
 		})
+	}
+}
+
+func TestKindsOfXZ(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	read := func(file []byte) ([]byte, error) {
+		require.NoError(t, os.WriteFile(path, file, 0o600))
+		got, _, err := readAll(t, diskimage.Source{URL: path, Format: diskimage.FormatRaw})
+		return got, err
+	}
+	raw := disk(300_000)
+	none := xzipped(raw, xz.WriterConfig{NoCheckSum: true})
+	several := append(append(xzip(raw), make([]byte, 8)...), xzipped(raw, xz.WriterConfig{BlockSize: 100_000, DictCap: 1 << 16})...)
+	for what, c := range map[string]struct{ file, want []byte }{
+		"no check":           {none, raw},
+		"CRC32":              {xzipped(raw, xz.WriterConfig{CheckSum: xz.CRC32}), raw},
+		"CRC64":              {xzipped(raw, xz.WriterConfig{CheckSum: xz.CRC64}), raw},
+		"SHA-256":            {xzipped(raw, xz.WriterConfig{CheckSum: xz.SHA256}), raw},
+		"many blocks":        {xzipped(raw, xz.WriterConfig{BlockSize: 100_000, DictCap: 1 << 16}), raw},
+		"several streams":    {several, append(bytes.Clone(raw), raw...)},
+		"padding at the end": {append(xzip(raw), make([]byte, 12)...), raw},
+		"nothing, and more":  {append(xzip(nil), xzip(raw)...), raw},
+	} {
+		got, err := read(c.file)
+		require.NoError(t, err, what)
+		require.Equal(t, sum256(c.want), sum256(got), what)
+	}
+	for what, file := range map[string][]byte{
+		"rubbish behind": append(xzip(raw), "rubbish!"...), "odd padding": append(xzip(raw), 0, 0, 0), "no end": xzip(raw)[:len(xzip(raw))-1],
+	} {
+		_, err := read(file)
+		require.ErrorContains(t, err, "the xz file is broken", what)
+	}
+	filtered := xzip(raw)
+	filtered[13] = 1 // one more
+	binary.LittleEndian.PutUint32(filtered[20:], crc32.ChecksumIEEE(filtered[12:20]))
+	_, err := read(filtered)
+	require.ErrorContains(t, err, "a filter that is not LZMA2")
+	// Whichever bit is wrong is found, but in what has no check.
+	small := xzipped(disk(600), xz.WriterConfig{CheckSum: xz.CRC32, DictCap: 1 << 16})
+	for at := range small {
+		broken := bytes.Clone(small)
+		broken[at] ^= 1 << (at % 8)
+		got, err := read(broken)
+		require.True(t, err != nil || bytes.Equal(got, broken), "byte %d", at) // by its magic it is raw
 	}
 }
 
@@ -453,6 +525,8 @@ func TestChecksums(t *testing.T) {
 		"contradictory":   {a + "  disk.img\n" + strings.Repeat("00", 32) + "  disk.img\n", "", "two checksums"},
 		"not there":       {a + "  disk.img.xz\n", "", "no sha256 or sha512 checksum for disk.img"},
 		"md5":             {strings.Repeat("00", 16) + "  disk.img\n", "", "no sha256"},
+		"another kind":    {"BLAKE2b (disk.img) = " + b + "\nSHA256 (disk.img) = " + a + "\n", a, ""},
+		"kind and length": {"SHA256 (disk.img) = " + b + "\n", "", "no sha256"},
 		"not hexadecimal": {strings.Repeat("zz", 32) + "  disk.img\n", "", "no sha256"},
 		"HTML":            {"<html>" + a + "  disk.img\n", "", "HTML"},
 		"endless":         {strings.Repeat("#", 5<<20), "", "no checksums file"},
@@ -471,38 +545,178 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// FuzzOpen reads anything as an image.
+// A name with a parenthesis is not the form of BSD.
+func TestChecksumOfANameWithAParenthesis(t *testing.T) {
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, "%s  disk (1).img\nSHA256 (other (1).img) = %s\n", sum256([]byte("a")), sum256([]byte("b")))
+	})
+	for name, want := range map[string]string{"disk (1).img": "a", "other (1).img": "b"} {
+		src, err := opener().Resolve(t.Context(), diskimage.Source{URL: "/" + name}, url+"/SHA256SUMS")
+		require.NoError(t, err)
+		assert.Equal(t, sum256([]byte(want)), src.SHA256)
+	}
+}
+
+// FuzzOpen reads anything as an image, of a format that is known or not. What is taken
+// names no other file, in whichever way QEMU would look at it, and is given as it is.
 func FuzzOpen(f *testing.F) {
 	for _, b := range [][]byte{blank[:4096], gz(blank[:4096]), xzip(blank[:4096]), zst(blank[:4096]), disk(1024)} {
 		f.Add(b)
 	}
-	dir := f.TempDir()
+	path := filepath.Join(f.TempDir(), "x")
 	f.Fuzz(func(t *testing.T, b []byte) {
-		path := filepath.Join(dir, "x")
 		require.NoError(t, os.WriteFile(path, b, 0o600))
-		i, err := opener().Open(t.Context(), diskimage.Source{URL: path})
-		if err != nil {
-			return
+		before := allocated()
+		for _, format := range []string{"", diskimage.FormatQCOW2, diskimage.FormatRaw} {
+			checkOpen(t, b, diskimage.Source{URL: path, Format: format})
 		}
-		defer i.Close()
-		n, err := io.Copy(io.Discard, io.LimitReader(i, 1<<20))
-		if err == nil && n < 1<<20 {
-			assert.NoError(t, i.Verify())
-		}
+		// For xz and zstd, each: their windows, and what is read.
+		require.LessOrEqual(t, allocated()-before, uint64(3*(2*128+16))<<20)
 	})
 }
 
-// FuzzChecksums reads anything as a checksums file.
+// allocated is how many bytes were so far.
+func allocated() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+// read is how much of an image is, at most.
+const read = 1 << 20
+
+func checkOpen(t *testing.T, b []byte, src diskimage.Source) {
+	t.Helper()
+	src.SHA256 = sum256(b)
+	i, err := opener().Open(t.Context(), src)
+	if err != nil {
+		require.ErrorIs(t, err, provider.ErrPermanent)
+		return
+	}
+	defer i.Close()
+	if src.Format != "" {
+		require.Equal(t, src.Format, i.Format)
+	}
+	content, err := io.ReadAll(io.LimitReader(i, read))
+	checkContent(t, i, content, src.Format == diskimage.FormatRaw)
+	if err != nil {
+		require.NotEmpty(t, i.Packing, "a file can be read")
+		return
+	}
+	require.EqualValues(t, len(content), i.Bytes())
+	checkPacking(t, i.Packing, b, content)
+	if len(content) < read {
+		require.NoError(t, i.Verify())
+	}
+}
+
+// checkContent reads the header by itself. All that tells QEMU the format of a file is
+// how it begins.
+func checkContent(t *testing.T, i *diskimage.Image, content []byte, trusted bool) {
+	t.Helper()
+	if !bytes.HasPrefix(content, []byte("QFI\xfb")) {
+		require.Equal(t, diskimage.FormatRaw, i.Format)
+		require.Zero(t, i.VirtualSize)
+		for _, foreign := range []string{"KDMV", "vhdxfile", "PK\x03\x04", "BZh", "\x1f\x8b", "\xfd7zXZ\x00", "\x28\xb5\x2f\xfd"} {
+			require.False(t, bytes.HasPrefix(content, []byte(foreign)), "%q", foreign)
+		}
+		isDisk := len(content) >= 512 && string(content[510:512]) == "\x55\xaa" || len(content) >= 520 && string(content[512:520]) == "EFI PART"
+		require.True(t, trusted || isDisk)
+		return
+	}
+	require.Equal(t, diskimage.FormatQCOW2, i.Format)
+	var header struct {
+		Magic, Version              uint32
+		BackingFile                 uint64
+		BackingFileSize, _          uint32
+		Size                        uint64
+		Crypt, _                    uint32
+		L1Table, Refcounts          uint64
+		_, Snapshots                uint32
+		SnapshotsAt                 uint64
+		Incompatible, _, _          uint64
+		RefcountOrder, HeaderLength uint32
+	}
+	n := 72
+	if len(content) >= 104 {
+		n = 104
+	}
+	padded := append(bytes.Clone(content[:n]), make([]byte, 104-n)...)
+	require.NoError(t, binary.Read(bytes.NewReader(padded), binary.BigEndian, &header))
+	require.Contains(t, []uint32{2, 3}, header.Version)
+	require.Zero(t, header.BackingFile, "it names a file")
+	require.Zero(t, header.Crypt)
+	if header.Version == 3 {
+		require.Equal(t, 104, n, "cut off")
+		require.Zero(t, header.Incompatible&4, "its data are in a file that it names")
+	}
+	require.Equal(t, header.Size, i.VirtualSize)
+	require.Positive(t, header.Size)
+	require.LessOrEqual(t, header.Size, uint64(1)<<56)
+	require.Equal(t, header.Size, i.Capacity())
+}
+
+// checkPacking unpacks what it can by itself.
+func checkPacking(t *testing.T, packing string, file, content []byte) {
+	t.Helper()
+	switch packing {
+	case "":
+		require.Equal(t, sum256(file[:min(len(file), read)]), sum256(content))
+	case "gzip":
+		r, err := gzip.NewReader(bytes.NewReader(file))
+		require.NoError(t, err)
+		want, err := io.ReadAll(io.LimitReader(r, read))
+		require.NoError(t, err)
+		require.Equal(t, sum256(want), sum256(content))
+	case "xz": // what was read had windows that are not too large
+		r, err := xz.NewReader(bytes.NewReader(file))
+		require.NoError(t, err)
+		want, err := io.ReadAll(io.LimitReader(r, read))
+		require.NoError(t, err)
+		require.Equal(t, sum256(want), sum256(content))
+	case "zstd":
+		require.True(t, bytes.HasPrefix(file, []byte("\x28\xb5\x2f\xfd")))
+	default:
+		require.Fail(t, packing)
+	}
+}
+
+// The forms of lines, and the lines with a name as the end of a path.
+var (
+	line    = regexp.MustCompile(`(?i)^(?:(SHA2?-?(?:256|512)) \((?:.*/)?disk\.img\) = ([0-9a-f]+)|([0-9a-f]+) [ *]*(?:.*/)?disk\.img/?)$`)
+	lengths = map[string]int{"256": 64, "512": 128}
+)
+
+// FuzzChecksums reads anything as a checksums file. A digest that is found stands on a
+// line with the name, in the form that such lines have, and is the only one of its kind.
 func FuzzChecksums(f *testing.F) {
 	f.Add("SHA256 (disk.img) = " + strings.Repeat("a1", 32))
 	f.Add(strings.Repeat("a1", 32) + "  disk.img")
-	dir := f.TempDir()
+	path := filepath.Join(f.TempDir(), "x")
 	f.Fuzz(func(t *testing.T, text string) {
-		path := filepath.Join(dir, "x")
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		src, err := opener().Resolve(t.Context(), diskimage.Source{URL: "/disk.img"}, path)
-		if err == nil {
-			assert.Contains(t, []int{64, 128}, len(src.SHA256+src.SHA512))
+		if err != nil {
+			require.ErrorIs(t, err, provider.ErrPermanent)
+			require.Empty(t, src.SHA256+src.SHA512)
+			return
 		}
+		found := map[string]bool{}
+		for l := range strings.SplitSeq(text, "\n") {
+			m := line.FindStringSubmatch(strings.TrimSpace(l))
+			if m == nil {
+				continue
+			}
+			digest := strings.ToLower(m[2] + m[3])
+			if m[1] != "" && len(digest) != lengths[m[1][len(m[1])-3:]] {
+				continue // of another length than its kind has
+			}
+			if len(digest) == len(src.SHA256+src.SHA512) {
+				found[digest] = true
+			}
+		}
+		require.Equal(t, map[string]bool{src.SHA256 + src.SHA512: true}, found)
+		require.Contains(t, []int{0, 64}, len(src.SHA256))
+		require.Contains(t, []int{0, 128}, len(src.SHA512))
 	})
 }
