@@ -1,14 +1,19 @@
 package cloudinit_test
 
 import (
+	"bufio"
 	"bytes"
+	"compress/gzip"
 	"encoding/base64"
+	"errors"
 	"io"
 	"mime"
 	"mime/multipart"
 	"net/mail"
+	"net/textproto"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -145,42 +150,141 @@ func TestWithGuestAgentKeepsItsInput(t *testing.T) {
 	assert.Contains(t, string(cloudinit.GuestAgentScript()), "#!/bin/sh")
 }
 
+// FuzzMultipart takes a document apart again. A part has its content, a compressed one
+// what is in it, and one that is MIME is there as it is, so that all that is in it comes
+// in its place.
 func FuzzMultipart(f *testing.F) {
 	for _, data := range userDataKinds {
 		f.Add(data, []byte("second"))
+		f.Add(nest(data, gzipped("second")), nest(nest(data)))
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
+		contents := [][]byte{unpacked(first), unpacked(second)}
+		unreadable := false
+		for _, c := range contents {
+			unreadable = unreadable || isMIME(c) && !utf8.Valid(c)
+		}
 		document, err := cloudinit.Multipart(cloudinit.Part{Content: first}, cloudinit.Part{Content: second})
-		if err != nil || hasMIME(first) || hasMIME(second) {
+		require.Equal(t, unreadable, err != nil, "%v", err)
+		if err != nil {
 			return
 		}
-		msg, err := mail.ReadMessage(bytes.NewReader(document))
-		require.NoError(t, err)
-		_, params, err := mime.ParseMediaType(msg.Header.Get("Content-Type"))
-		require.NoError(t, err)
-		r := multipart.NewReader(msg.Body, params["boundary"])
-		for _, want := range [][]byte{first, second} {
-			part, err := r.NextPart()
+		pieces := piecesOf(t, document)
+		require.Len(t, pieces, 2)
+		want, readable := []string{}, true
+		for i, c := range contents {
+			if isMIME(c) {
+				require.Equal(t, string(c), pieces[i])
+				leaves, err := leavesOf(c)
+				want, readable = append(want, leaves...), readable && err == nil
+				continue
+			}
+			part, err := mail.ReadMessage(strings.NewReader(pieces[i]))
 			require.NoError(t, err)
-			require.Equal(t, string(want), string(decoded(t, part)))
+			raw, err := io.ReadAll(part.Body)
+			require.NoError(t, err)
+			require.Equal(t, string(c), string(decoded(t, part.Header.Get("Content-Transfer-Encoding"), raw)))
+			want = append(want, string(raw))
 		}
-		_, err = r.NextPart()
-		require.ErrorIs(t, err, io.EOF)
+		if !readable {
+			return // to Go, that is: cloud-init takes more for MIME
+		}
+		got, err := leavesOf(document)
+		require.NoError(t, err)
+		require.Equal(t, strings.Join(want, "\x00"), strings.Join(got, "\x00"))
 	})
 }
 
-// hasMIME reports whether data is nested as it is, which the fuzzer skips.
-func hasMIME(data []byte) bool {
-	return strings.Contains(strings.ToLower(string(data)), "mime-version:") || bytes.HasPrefix(data, []byte{0x1f, 0x8b})
+// nest puts contents into a document, as far as they may be in one.
+func nest(contents ...[]byte) []byte {
+	parts := make([]cloudinit.Part, 0, len(contents))
+	for _, c := range contents {
+		parts = append(parts, cloudinit.Part{Content: c})
+	}
+	document, _ := cloudinit.Multipart(parts...)
+	return document
 }
 
-// decoded reads a part and undoes its transfer encoding.
-func decoded(t *testing.T, part *multipart.Part) []byte {
-	var r io.Reader = part
-	if part.Header.Get("Content-Transfer-Encoding") == "base64" {
-		r = base64.NewDecoder(base64.StdEncoding, part)
+// unpacked undoes gzip, where that is what data is, as cloud-init does.
+func unpacked(data []byte) []byte {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return data
 	}
-	b, err := io.ReadAll(r)
+	out, err := io.ReadAll(io.LimitReader(r, 64<<20+1))
+	if err != nil || len(out) > 64<<20 {
+		return data
+	}
+	return out
+}
+
+// isMIME tells what cloud-init takes for a document in MIME.
+func isMIME(data []byte) bool {
+	head := data[:min(len(data), 4096)]
+	return strings.Contains(strings.ToLower(string(head)), "mime-version:")
+}
+
+// piecesOf is what stands between the boundaries, whatever it is.
+func piecesOf(t *testing.T, document []byte) []string {
+	t.Helper()
+	msg, err := mail.ReadMessage(bytes.NewReader(document))
+	require.NoError(t, err)
+	_, params, err := mime.ParseMediaType(msg.Header.Get("Content-Type"))
+	require.NoError(t, err)
+	body, err := io.ReadAll(msg.Body)
+	require.NoError(t, err)
+	pieces := strings.Split("\n"+string(body), "\n--"+params["boundary"])
+	require.Empty(t, pieces[0])
+	require.Equal(t, "--\n", pieces[len(pieces)-1])
+	pieces = pieces[1 : len(pieces)-1]
+	for i, p := range pieces {
+		require.True(t, strings.HasPrefix(p, "\n"))
+		pieces[i] = p[1:]
+	}
+	return pieces
+}
+
+// leavesOf reads a document, and all that are in it, and returns what is no document, as
+// it is encoded.
+func leavesOf(document []byte) ([]string, error) {
+	r := bufio.NewReader(bytes.NewReader(document))
+	header, err := textproto.NewReader(r).ReadMIMEHeader()
+	if err != nil {
+		return nil, err
+	}
+	return leaves(header.Get("Content-Type"), r)
+}
+
+func leaves(contentType string, body io.Reader) ([]string, error) {
+	kind, params, _ := mime.ParseMediaType(contentType)
+	if !strings.HasPrefix(kind, "multipart/") {
+		content, err := io.ReadAll(body)
+		return []string{string(content)}, err
+	}
+	var all []string
+	for r := multipart.NewReader(body, params["boundary"]); ; {
+		part, err := r.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		inner, err := leaves(part.Header.Get("Content-Type"), part)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, inner...)
+	}
+}
+
+// decoded undoes a transfer encoding.
+func decoded(t *testing.T, encoding string, content []byte) []byte {
+	t.Helper()
+	if encoding != "base64" {
+		return content
+	}
+	b, err := io.ReadAll(base64.NewDecoder(base64.StdEncoding, bytes.NewReader(content)))
 	require.NoError(t, err)
 	return b
 }
