@@ -2,10 +2,13 @@ package kvm_test
 
 import (
 	"crypto/ed25519"
+	"encoding/binary"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -127,5 +130,31 @@ func FuzzHypervisor(f *testing.F) {
 		assert.Contains(t, []string{"kvm", "qemu"}, h.Type)
 		assert.NotEmpty(t, h.Arch)
 		assert.NotEmpty(t, h.Machine)
+	})
+}
+
+// Nothing behind a length that cannot be comes through, in whatever pieces it came, and
+// all before it does.
+func FuzzFrames(f *testing.F) {
+	f.Add(append(binary.BigEndian.AppendUint32(nil, 28), make([]byte, 30)...), uint8(3))
+	f.Fuzz(func(t *testing.T, said []byte, piece uint8) {
+		impossible := -1 // where a length is that cannot be
+		for at := 0; impossible < 0 && at+4 <= len(said); {
+			length := binary.BigEndian.Uint32(said[at:])
+			if length < 28 || length > 64<<20 {
+				impossible = at
+			}
+			at += int(length)
+		}
+		pieces := slices.Collect(slices.Chunk(said, max(int(piece), 1)))
+		good, err := kvm.ScanFrames(pieces...)
+		if impossible < 0 {
+			require.NoError(t, err)
+			require.Equal(t, len(said), good)
+			return
+		}
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		require.GreaterOrEqual(t, good, impossible)
+		require.Less(t, good, impossible+4)
 	})
 }
