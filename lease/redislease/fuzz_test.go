@@ -79,11 +79,12 @@ func granting(token, text string, micros any) func([]any) any {
 
 func TestWhatAnotherProgramHasWrittenIsNoLease(t *testing.T) {
 	for name, answer := range map[string]func([]any) any{
-		"no JSON":         granting("7", "\nnonsense hunter2", "60000000"),
-		"no ID":           granting("7", "\n"+`{"url":"http://crawler:hunter2@192.0.2.7:3128"}`, "60000000"),
-		"no proxy":        granting("7", "\n"+`{"id":"a"}`, "60000000"),
-		"a printed proxy": granting("7", "\n"+`{"id":"a","url":"http://***@192.0.2.7:3128"}`, "60000000"),
-		"no token":        granting("seven", stored, "60000000"),
+		"no JSON":           granting("7", "\nnonsense hunter2", "60000000"),
+		"no ID":             granting("7", "\n"+`{"url":"http://crawler:hunter2@192.0.2.7:3128"}`, "60000000"),
+		"no proxy":          granting("7", "\n"+`{"id":"a"}`, "60000000"),
+		"a proxy for an ID": granting("7", "\n"+`{"id":"http://crawler:hunter2@192.0.2.7:3128"}`, "60000000"),
+		"a printed proxy":   granting("7", "\n"+`{"id":"a","url":"http://***@192.0.2.7:3128"}`, "60000000"),
+		"no token":          granting("seven", stored, "60000000"),
 		"token of a day to come, when scripts count no more": granting("9223372036854775807", stored, "60000000"),
 		"no time":            granting("7", stored, "0"),
 		"time gone by":       granting("7", stored, int64(-5)),

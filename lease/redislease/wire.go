@@ -36,7 +36,7 @@ func marshal(v any) string {
 }
 
 // decode reads an egress address and, in the next line, an endpoint. An address that
-// is none is not known. An error quotes nothing, but for the ID.
+// is none is not known. An error quotes nothing: a password may stand anywhere.
 func decode(text string) (endpoint.Endpoint, error) {
 	egress, text, _ := strings.Cut(text, "\n")
 	var e stored
@@ -45,7 +45,7 @@ func decode(text string) (endpoint.Endpoint, error) {
 	}
 	url, err := endpoint.ParseURL(e.URL)
 	if err != nil {
-		return endpoint.Endpoint{}, fmt.Errorf("%w: the endpoint %.100q: %w", errUnreadable, e.ID, err)
+		return endpoint.Endpoint{}, fmt.Errorf("%w: an endpoint: %w", errUnreadable, err)
 	}
 	address, _ := netip.ParseAddr(egress)
 	return endpoint.Endpoint{ID: e.ID, URL: url, Attributes: e.Attributes, Generation: e.Generation, EgressIP: address}, nil
