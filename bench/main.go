@@ -83,10 +83,20 @@ func main() {
 // with what comes.
 func tidy() { debug.FreeOSMemory() }
 
+// try measures. One that panics fails alone.
+func (t target) try() (value float64, detail string, err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			err = fmt.Errorf("%v", why)
+		}
+	}()
+	return t.measure()
+}
+
 func run(t target) string {
 	fmt.Printf("%s ...\n", t.name)
 	tidy()
-	value, detail, err := t.measure()
+	value, detail, err := t.try()
 	if err != nil {
 		if _, ok := err.(skipped); ok {
 			return fmt.Sprintf("skipped %s: %v", t.name, err)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -91,11 +92,34 @@ func (u *unsteady) disarm() bool {
 	return happened
 }
 
-// again repeats f until it succeeds: what a fault broke heals by itself.
+// counted counts what happened.
+func counted(happened bool, n *int) bool {
+	if happened {
+		*n++
+	}
+	return happened
+}
+
+// disturbed holds that as many were as there are at least, one in step of them: a test
+// that disturbs nothing has nothing to say.
+func disturbed(t *testing.T, what string, n, least, step int) {
+	t.Helper()
+	assert.GreaterOrEqual(t, n, max(1, least/step), "%s were disturbed", what)
+}
+
+// again repeats f until it succeeds: what a fault broke heals by itself. How often, the
+// log tells.
 func again(t *testing.T, f func() error) {
 	t.Helper()
 	var err error
+	tries := 0
+	defer func() {
+		if tries > 1 {
+			t.Logf("it took %d tries", tries)
+		}
+	}()
 	require.Eventually(t, func() bool {
+		tries++
 		err = f()
 		require.NotErrorIs(t, err, provider.ErrPermanent)
 		return err == nil
@@ -108,6 +132,7 @@ func again(t *testing.T, f func() error) {
 func TestLabFaultsOfCreate(t *testing.T) {
 	labConfig(t)
 	for what, fault := range labFaults() {
+		n := 0
 		for k, happened := 0, true; happened; k += stride() {
 			t.Run(fmt.Sprintf("%s at call %d", what, k), func(t *testing.T) {
 				u := newUnsteady(t)
@@ -116,7 +141,7 @@ func TestLabFaultsOfCreate(t *testing.T) {
 				name := provider.Name(req.UID)
 				u.arm(k, fault)
 				_, err := u.Create(labContext(t), req)
-				happened = u.disarm()
+				happened = counted(u.disarm(), &n)
 				if err != nil {
 					require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 				}
@@ -132,6 +157,7 @@ func TestLabFaultsOfCreate(t *testing.T) {
 				return
 			}
 		}
+		disturbed(t, "calls of Create", n, 20, stride())
 	}
 }
 
@@ -140,6 +166,7 @@ func TestLabFaultsOfDelete(t *testing.T) {
 	u := newUnsteady(t)
 	base := u.blank(t, "labfaultdel", 1<<30+30<<20)
 	for what, fault := range labFaults() {
+		n := 0
 		for k, happened := 0, true; happened; k += stride() {
 			t.Run(fmt.Sprintf("%s at call %d", what, k), func(t *testing.T) {
 				req := labRequest(fmt.Sprintf("lab-faultdel-%s-%d", what, k), "lab-tag-fault")
@@ -147,7 +174,7 @@ func TestLabFaultsOfDelete(t *testing.T) {
 				again(t, func() (err error) { id, err = u.Create(labContext(t), req); return err })
 				u.arm(k, fault)
 				err := u.Delete(labContext(t), id)
-				happened = u.disarm()
+				happened = counted(u.disarm(), &n)
 				if err != nil {
 					require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 				}
@@ -160,6 +187,7 @@ func TestLabFaultsOfDelete(t *testing.T) {
 				return
 			}
 		}
+		disturbed(t, "calls of Delete", n, 6, stride())
 	}
 }
 
@@ -180,15 +208,17 @@ func TestLabFaultsOfUploads(t *testing.T) {
 				}
 				u := newUnsteady(t)
 				var once sync.Once
+				var happened atomic.Bool
 				u.cfg.Progress = func(p kvm.ImageProgress) {
 					if p.Bytes > p.Total/2 {
-						once.Do(func() { fault(u.proxy) })
+						once.Do(func() { happened.Store(true); fault(u.proxy) })
 					}
 				}
 				u.only(t, "labmiddle", kvm.Image{URL: path, SHA256: digestOf(image)})
 				kvm.UseLanes(u.Provider, "lab", lanes)
 				_, err := u.PullImage(labContext(t), kvm.PullRequest{})
 				u.proxy.heal()
+				require.True(t, happened.Load(), "it was disturbed")
 				if err != nil {
 					require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 				}
@@ -204,8 +234,8 @@ func TestLabFaultsOfUploads(t *testing.T) {
 	}
 }
 
-// TestLabDaemonRestarts has libvirtd restarted at some calls of Create and Delete.
-// What runs goes on running.
+// TestLabDaemonRestarts has libvirtd restarted at the calls of Create and Delete in
+// turn. What runs goes on running.
 func TestLabDaemonRestarts(t *testing.T) {
 	needsLibvirtd(t)
 	u := newUnsteady(t)
@@ -213,20 +243,21 @@ func TestLabDaemonRestarts(t *testing.T) {
 	req := labRequest("lab-restart-first", "lab-tag-restart")
 	var first string
 	again(t, func() (err error) { first, err = u.Create(labContext(t), req); return err })
-	for k := 2; k < 14; k += 2 * stride() {
+	made, deleted := 0, 0
+	for k, happened := 0, true; happened && !t.Failed(); k += stride() {
 		t.Run(fmt.Sprintf("at call %d", k), func(t *testing.T) {
 			req := labRequest(fmt.Sprintf("lab-restart-%d", k), "lab-tag-restart")
 			restart := func(*stallProxy) { restartLibvirtd(t) }
 			u.arm(k, restart)
 			id, err := u.Create(labContext(t), req)
-			u.disarm()
+			happened = counted(u.disarm(), &made)
 			if err != nil {
 				require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 			}
 			again(t, func() error { id, err = u.Create(labContext(t), req); return err })
-			u.arm(k/2, restart)
+			u.arm(k, restart) // Delete has fewer calls
 			err = u.Delete(labContext(t), id)
-			u.disarm()
+			counted(u.disarm(), &deleted)
 			if err != nil {
 				require.ErrorIs(t, err, provider.ErrTransient, "%v", err)
 			}
@@ -234,6 +265,8 @@ func TestLabDaemonRestarts(t *testing.T) {
 			assert.ElementsMatch(t, []string{base, base + ".ok"}, u.volumesOf(t, provider.Name(req.UID), base))
 		})
 	}
+	disturbed(t, "calls of Create", made, 8, stride())
+	disturbed(t, "calls of Delete", deleted, 6, stride())
 	in, err := u.Get(labContext(t), first)
 	require.NoError(t, err)
 	assert.Equal(t, provider.StateProvisioning, in.State, "it runs: %s", in.Reason)

@@ -199,12 +199,13 @@ func TestLabFaultsOfMessages(t *testing.T) {
 			t.Cleanup(cancel)
 			return ctx
 		}
+		made, deleted := 0, 0
 		for k, happened := i*step/len(messageFaults), true; happened && !t.Failed(); k += step {
 			t.Run(fmt.Sprintf("Create/message %d %s", k, fault), func(t *testing.T) {
 				req := labRequest(fmt.Sprintf("lab-message-create-%s-%d", fault, k), "lab-tag-message")
 				proxy.spoil(k, fault)
 				_, err := l.Create(limited(t), req)
-				happened = proxy.heal()
+				happened = counted(proxy.heal(), &made)
 				tolerable(t, err)
 				var id string
 				again(t, func() (err error) { id, err = l.Create(labContext(t), req); return err })
@@ -225,7 +226,7 @@ func TestLabFaultsOfMessages(t *testing.T) {
 				again(t, func() (err error) { id, err = l.Create(labContext(t), req); return err })
 				proxy.spoil(k, fault)
 				err := l.Delete(limited(t), id)
-				happened = proxy.heal()
+				happened = counted(proxy.heal(), &deleted)
 				tolerable(t, err)
 				again(t, func() error { return l.Delete(labContext(t), id) })
 				_, err = l.Get(labContext(t), id)
@@ -233,5 +234,7 @@ func TestLabFaultsOfMessages(t *testing.T) {
 				assert.ElementsMatch(t, []string{base, base + ".ok"}, l.volumesOf(t, provider.Name(req.UID), base))
 			})
 		}
+		disturbed(t, "messages of Create", made, 24, step)
+		disturbed(t, "messages of Delete", deleted, 10, step)
 	}
 }
