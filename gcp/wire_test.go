@@ -3,6 +3,8 @@ package gcp_test
 import (
 	"context"
 	"encoding/base64"
+	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +14,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/api/option"
 
 	"github.com/egressfleet/egress/gcp"
 	"github.com/egressfleet/egress/internal/fakecompute"
@@ -240,4 +243,40 @@ func TestAnAnswerIsReadUpToALimit(t *testing.T) {
 	all, err := r.ListByTag(t.Context(), request("uid-1").Tag)
 	require.NoError(t, err)
 	assert.Len(t, all, 1)
+}
+
+// endless is a body that counts what is taken from it. It ends beyond its bound, so
+// that a reader without a limit ends too.
+type endless struct{ taken, bound int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.taken > e.bound {
+		return 0, io.EOF
+	}
+	for i := range p {
+		p[i] = '['
+	}
+	e.taken += len(p)
+	return len(p), nil
+}
+
+func (e *endless) Close() error { return nil }
+
+// What is taken from it counts, and not what is kept.
+func TestAnEndlessAnswerIsReadUpToALimit(t *testing.T) {
+	for _, status := range []int{http.StatusOK, http.StatusForbidden} {
+		body := &endless{bound: 2 << 20}
+		server := transport(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: status, Header: http.Header{}, Body: body, ContentLength: -1, Request: r}, nil
+		})
+		p, err := gcp.New(gcp.Config{Project: "test-project", Zones: []string{zoneA}, ClientOptions: []option.ClientOption{
+			option.WithEndpoint("http://compute.test"), option.WithHTTPClient(&http.Client{Transport: server}),
+		}})
+		require.NoError(t, err)
+		gcp.ReadAtMost(p, 1<<20)
+		_, err = p.ListByTag(t.Context(), "tag-1")
+		require.ErrorContains(t, err, "the answer has more than 1048576 bytes")
+		assert.LessOrEqual(t, body.taken, body.bound)
+		require.NoError(t, p.Close())
+	}
 }

@@ -249,6 +249,23 @@ func TestTheBodyIsJudged(t *testing.T) {
 	}
 }
 
+// What is taken from the connection counts, and not what is kept.
+func TestAnEndlessBodyIsReadUpToALimit(t *testing.T) {
+	target := proxytest.TLSTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for err := error(nil); err == nil; {
+			_, err = io.WriteString(w, strings.Repeat("x", 32<<10))
+		}
+	}))
+	_, url := proxytest.Proxy(t, connectproxy.Config{Resolve: target.Resolve})
+	counted := &proxytest.Counted{Bound: 1 << 20}
+	r := newProber(t, target, func(c *health.ProbeConfig) {
+		c.BodySizeLimit, c.Transport.DialContext = 100, counted.DialContext
+	}).Probe(t.Context(), endpoint.Endpoint{ID: "a", URL: url})
+	require.ErrorContains(t, r.Err, "longer than 100 bytes")
+	assert.Equal(t, endpoint.StageBody, r.Stage())
+	assert.LessOrEqual(t, counted.Taken(), counted.Bound)
+}
+
 func TestHeadersThatGiveTheProxyAwayAreTold(t *testing.T) {
 	target := proxytest.PlainTarget(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"ip": "10.0.0.1, 192.0.2.99", "headers": {"x-forwarded-for": ["10.0.0.1"], "VIA": "1.1 squid", "Accept": "*/*"}}`)

@@ -545,6 +545,38 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
+// endless is a body that counts what is taken from it. It ends beyond its bound, so
+// that a reader without a limit ends too.
+type endless struct{ taken, bound int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.taken > e.bound {
+		return 0, io.EOF
+	}
+	for i := range p {
+		p[i] = '#'
+	}
+	e.taken += len(p)
+	return len(p), nil
+}
+
+func (e *endless) Close() error { return nil }
+
+// RoundTrip answers every request with the body.
+func (e *endless) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: e, ContentLength: -1, Request: r}, nil
+}
+
+// What is taken from it counts, and not what is kept.
+func TestAnEndlessChecksumsFileIsReadUpToALimit(t *testing.T) {
+	body := &endless{bound: 5 << 20}
+	o := diskimage.Opener{Client: &http.Client{Transport: body}, Stall: stall}
+	_, err := o.Resolve(t.Context(), diskimage.Source{URL: "/disk.img"}, "http://images.test/SHA256SUMS")
+	require.ErrorIs(t, err, provider.ErrPermanent)
+	require.ErrorContains(t, err, "no checksums file: it has more than 4194304 bytes")
+	assert.LessOrEqual(t, body.taken, body.bound)
+}
+
 // A name with a parenthesis is not the form of BSD.
 func TestChecksumOfANameWithAParenthesis(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
