@@ -52,12 +52,19 @@ func (c TransportConfig) withDefaults() TransportConfig {
 // Transport is an http.RoundTripper that goes through one proxy. It is safe for
 // concurrent use. Errors of a round trip are [*Error], but for those about the
 // request itself, such as an unknown scheme or a context that had ended before.
+//
+// The head of an answer, the proxy's to CONNECT or the target's, is read up to 1 MiB;
+// a longer one is an error. How much of a body is read is for the caller to limit.
 type Transport struct {
 	proxy URL
 	cfg   TransportConfig
 	base  *http.Transport
 	conns connSet
 }
+
+// maxHead is the most of the head of an answer that is read, in bytes: the proxy's to
+// CONNECT and the target's. Servers send some ten thousand at most.
+const maxHead = 1 << 20
 
 // idleTimeout closes kept connections, as http.DefaultTransport does.
 const idleTimeout = 90 * time.Second
@@ -82,6 +89,7 @@ func NewTransport(proxy URL, cfg TransportConfig) (*Transport, error) {
 		ForceAttemptHTTP2:      !cfg.FreshConnections,
 		IdleConnTimeout:        idleTimeout,
 		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxHead,
 	}
 	return t, nil
 }
