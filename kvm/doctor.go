@@ -193,8 +193,10 @@ func versionText(v uint64) string {
 
 // failed is a check that could not be made for a reason of its own.
 func (e *exam) failed(check string, err error) {
-	e.add(check, provider.FindingFailure, "see whether libvirtd works: on the host, journalctl -u libvirtd", "%s", classify(err).Error())
+	e.add(check, provider.FindingFailure, seeLibvirtd, "%s", classify(err).Error())
 }
+
+const seeLibvirtd = "see whether libvirtd works: on the host, journalctl -u libvirtd"
 
 func (e *exam) examineVirtualization(ctx context.Context) (Hypervisor, bool) {
 	const check = "virtualization"
@@ -341,7 +343,7 @@ func (e *exam) examineNetwork(ctx context.Context) {
 	const check = "network"
 	if e.host.Network != "" {
 		if err := e.checkNetwork(ctx); err != nil {
-			e.add(check, provider.FindingFailure, fmt.Sprintf("on the host: virsh net-start %[1]s && virsh net-autostart %[1]s", e.host.Network), "%s", classify(err).Error())
+			e.add(check, provider.FindingFailure, e.networkRemedy(err), "%s", classify(err).Error())
 			return
 		}
 		e.add(check, provider.FindingOK, "", "%s is active", e.host.Network)
@@ -357,6 +359,25 @@ func (e *exam) examineNetwork(ctx context.Context) {
 		e.add(check, provider.FindingOK, "", "%s is there", name)
 	}
 }
+
+// networkRemedy is the command that mends a network of libvirt.
+func (e *exam) networkRemedy(err error) string {
+	name := e.host.Network
+	start := fmt.Sprintf("virsh net-start %[1]s && virsh net-autostart %[1]s", name)
+	switch {
+	case provider.HasCode(err, codeNetworkInactive):
+		return "on the host: " + start
+	case !isLibvirt(err, libvirt.ErrNoNetwork):
+		return seeLibvirtd
+	case name == "default":
+		return "on the host: virsh net-define " + defaultNetwork + " (of the package libvirt-daemon-config-network) && " + start
+	}
+	return "correct hosts[].network (virsh net-list --all on the host shows what there is), or define it by a file like " +
+		defaultNetwork + ": virsh net-define FILE && " + start
+}
+
+// defaultNetwork is where distributions put the definition of libvirt's own network.
+const defaultNetwork = "/usr/share/libvirt/networks/default.xml"
 
 // hasInterface asks libvirt, which does not always see what was made since, and
 // then the host itself.

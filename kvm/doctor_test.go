@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/digitalocean/go-libvirt"
 	"github.com/stretchr/testify/assert"
@@ -110,7 +113,29 @@ func TestDiagnose(t *testing.T) {
 		},
 		"no network": {
 			amend: func(c *kvm.Config) { c.Hosts[0].Bridge, c.Hosts[0].Network = "", "crawl" },
-			check: "network", status: provider.FindingFailure, evidence: "ErrNoNetwork", remedy: "virsh net-start crawl",
+			check: "network", status: provider.FindingFailure, evidence: "ErrNoNetwork", remedy: "virsh net-define FILE && virsh net-start crawl",
+		},
+		"no network, and it is the distribution's": {
+			amend: func(c *kvm.Config) { c.Hosts[0].Bridge, c.Hosts[0].Network = "", "default" },
+			check: "network", status: provider.FindingFailure, evidence: "ErrNoNetwork", remedy: "virsh net-define /usr/share/libvirt/networks/default.xml",
+		},
+		"an inactive network": {
+			spoil: func(h *fakelibvirt.Host) { h.SetNetwork("crawl", false) },
+			amend: func(c *kvm.Config) { c.Hosts[0].Bridge, c.Hosts[0].Network = "", "crawl" },
+			check: "network", status: provider.FindingFailure, evidence: "NetworkInactive", remedy: "on the host: virsh net-start crawl && virsh net-autostart crawl",
+		},
+		"a network of which libvirt does not tell": {
+			spoil: func(h *fakelibvirt.Host) {
+				h.SetNetwork("crawl", true)
+				h.Before = func(c fakelibvirt.Call) error {
+					if c.RPC == "virNetworkIsActive" {
+						return fakelibvirt.Errorf(libvirt.ErrInternalError, "broken")
+					}
+					return nil
+				}
+			},
+			amend: func(c *kvm.Config) { c.Hosts[0].Bridge, c.Hosts[0].Network = "", "crawl" },
+			check: "network", status: provider.FindingFailure, evidence: "broken", remedy: "journalctl -u libvirtd",
 		},
 		"an image that is not there yet": {check: "image debian", status: provider.FindingOK, evidence: "not there yet"},
 		"a checksums file that is not there": {
@@ -172,6 +197,49 @@ func TestDiagnoseTheWay(t *testing.T) {
 				}
 			}
 			assert.Equal(t, provider.FindingSkipped, findings["pool"].Status)
+		})
+	}
+}
+
+// TestDiagnoseTheClock compares the host's with this machine's. An answer may take
+// some seconds.
+func TestDiagnoseTheClock(t *testing.T) {
+	now := func(off time.Duration) func() string {
+		return func() string { return strconv.FormatInt(time.Now().Add(off).Unix(), 10) }
+	}
+	for what, c := range map[string]struct {
+		date     func() string // nil for a user without a shell
+		status   provider.FindingStatus
+		evidence string
+		off      time.Duration
+		remedy   string
+	}{
+		"an hour ahead":    {now(time.Hour), provider.FindingWarning, "differs from this machine's by", time.Hour, "timedatectl set-ntp true"},
+		"an hour behind":   {now(-time.Hour), provider.FindingWarning, "differs from this machine's by", -time.Hour, "timedatectl set-ntp true"},
+		"too far behind":   {now(-45 * time.Second), provider.FindingWarning, "differs from this machine's by", -45 * time.Second, "timedatectl set-ntp true"},
+		"within tolerance": {now(-15 * time.Second), provider.FindingOK, "agrees", 0, ""},
+		"a word":           {func() string { return "soon" }, provider.FindingSkipped, "no shell", 0, "timedatectl"},
+		"no shell":         {nil, provider.FindingSkipped, "no shell", 0, "timedatectl"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newSSHRig(t, nil)
+			if c.date != nil {
+				r.server.Shell(func(command string) string {
+					if command == "date +%s" {
+						return c.date()
+					}
+					return ""
+				})
+			}
+			f := diagnose(t, r.Provider)["clock"]
+			assert.Equal(t, c.status, f.Status, "%+v", f)
+			assert.Contains(t, f.Evidence, c.evidence)
+			assert.Contains(t, f.Remedy, c.remedy)
+			if c.off != 0 {
+				off, err := time.ParseDuration(f.Evidence[strings.LastIndex(f.Evidence, " ")+1:])
+				require.NoError(t, err)
+				assert.InDelta(t, c.off.Seconds(), off.Seconds(), 10)
+			}
 		})
 	}
 }

@@ -330,6 +330,12 @@ func TestJumpRefusals(t *testing.T) {
 			for _, s := range c.says(r, jump) {
 				assert.ErrorContains(t, err, s)
 			}
+			r.server.Close() // what came is counted then
+			assert.Zero(t, r.server.Logins())
+			if c.what == "the jump shows another key" || c.what == "unknown jump" {
+				jump.Close()
+				assert.Zero(t, jump.Logins())
+			}
 		})
 	}
 }

@@ -151,6 +151,11 @@ func TestSSHRefusals(t *testing.T) {
 				assert.ErrorContains(t, err, s)
 			}
 			assert.NotContains(t, err.Error(), "BEGIN")
+			r.server.Close() // what came is counted then
+			if c.code != "ForwardingRefused" && c.code != "SocketUnreachable" {
+				assert.Zero(t, r.server.Logins())
+			}
+			assert.Zero(t, r.wire.Accepted())
 		})
 	}
 }
@@ -184,6 +189,8 @@ func TestSSHNoCommonKey(t *testing.T) {
 	require.ErrorIs(t, err, provider.ErrPermanent)
 	assert.True(t, provider.HasCode(err, "HostKeyUnknown"), "%v", err)
 	assert.ErrorContains(t, err, "ecdsa-sha2-nistp256")
+	r.server.Close() // what came is counted then
+	assert.Zero(t, r.server.Logins())
 }
 
 func TestSSHInsecure(t *testing.T) {
