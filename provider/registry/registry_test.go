@@ -1,15 +1,18 @@
 package registry_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"sigs.k8s.io/yaml"
 
 	"github.com/egressfleet/egress/provider"
 	"github.com/egressfleet/egress/provider/local"
@@ -130,12 +133,93 @@ providers:
 	assert.NoError(t, err)
 }
 
+// recorded are types that note what is made: the names, each with its type.
+func recorded(made *[]string) registry.Types {
+	return registry.Types{
+		"local": registry.For(func(name string, cfg local.Config) (*local.Provider, error) {
+			*made = append(*made, name+" of local")
+			cfg.Name = name
+			return local.New(cfg)
+		}),
+		"own": registry.For(func(name string, _ nested) (provider.Provider, error) {
+			*made = append(*made, name+" of own")
+			return nil, errors.New("it is never made")
+		}),
+	}
+}
+
+// parsed are the names of a file that is taken, and what was made of it.
+func parsed(t *testing.T, data []byte) (names, made []string, err error) {
+	t.Helper()
+	r, err := registry.Parse(data, recorded(&made))
+	if err != nil {
+		assert.Nil(t, r)
+		assert.Empty(t, made, "a file that is refused is refused whole")
+		return nil, nil, err
+	}
+	t.Cleanup(func() { assert.NoError(t, r.Close()) })
+	for _, name := range r.Names() {
+		p, err := r.Get(name)
+		assert.NotEqual(t, p == nil, err == nil, "%s is a provider or an error", name)
+	}
+	return r.Names(), made, nil
+}
+
+// planted is a file with a password, as of several types, before what is fuzzed.
+const planted = "hunter2-is-planted"
+
+var plants = []string{
+	"password: '" + planted + "'", "password: ['" + planted + "']", "password: {'x': '" + planted + "'}",
+	"passwrd: '" + planted + "'", "Password: '" + planted + "'",
+}
+
+// unprintable is what JSON writes as it is and YAML wants escaped.
+var unprintable = regexp.MustCompile(`[\x{7f}-\x{9f}\x{feff}\x{fffe}\x{ffff}]`)
+
+func escaped(char []byte) []byte { return fmt.Appendf(nil, `\u%04x`, []rune(string(char))[0]) }
+
+// FuzzParse holds of any file: names that are taken are valid and unique, and all
+// are made, in the file's order and by their types. The same file as JSON is the
+// same. An error never has a password that stands in the file.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("providers: [{name: dev, type: local, local: {bootDelay: 1s}}]"))
-	f.Fuzz(func(_ *testing.T, data []byte) {
-		if r, err := registry.Parse(data, types); err == nil {
-			_ = r.Close()
+	f.Add([]byte("    bootDelay: soon\n- {name: dev, type: own, own: {hosts: [{wait: 1s}]}}"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, plant := range plants {
+			file := append([]byte("providers:\n- name: planted\n  type: local\n  local:\n    "+plant+"\n"), data...)
+			if _, _, err := parsed(t, file); err != nil {
+				assert.NotContains(t, err.Error(), planted)
+			}
 		}
+		names, made, err := parsed(t, data)
+		if err != nil {
+			return
+		}
+		text, err := yaml.YAMLToJSONStrict(data)
+		require.NoError(t, err)
+		var file struct {
+			Providers []map[string]any `json:"providers"`
+		}
+		require.NoError(t, json.Unmarshal(text, &file))
+		want := make([]string, 0, len(names))
+		seen := map[string]bool{}
+		for i, entry := range file.Providers {
+			name, _ := entry["name"].(string)
+			require.NoError(t, provider.ValidIDPart(name))
+			require.False(t, seen[name], name)
+			seen[name] = true
+			require.Equal(t, name, names[i])
+			want = append(want, fmt.Sprintf("%s of %v", name, entry["type"]))
+		}
+		require.Len(t, names, len(want))
+		require.Equal(t, want, made)
+		if len(text) > 1024 {
+			return // YAML takes no longer keys as JSON writes them
+		}
+		again, madeAgain, err := parsed(t, unprintable.ReplaceAllFunc(text, escaped))
+		require.NoError(t, err)
+		require.Equal(t, names, again)
+		require.Equal(t, made, madeAgain)
 	})
 }
 
