@@ -184,6 +184,7 @@ func escaped(char []byte) []byte { return fmt.Appendf(nil, `\u%04x`, []rune(stri
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("providers: [{name: dev, type: local, local: {bootDelay: 1s}}]"))
 	f.Add([]byte("    bootDelay: soon\n- {name: dev, type: own, own: {hosts: [{wait: 1s}]}}"))
+	f.Add([]byte(`providers: [{name: dev, type: local, local: {resolve: {"\x7f": "\uFEFF"}}}]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, plant := range plants {
 			file := append([]byte("providers:\n- name: planted\n  type: local\n  local:\n    "+plant+"\n"), data...)
