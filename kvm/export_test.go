@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"reflect"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
+	"github.com/digitalocean/go-libvirt/socket/dialers"
 	"golang.org/x/crypto/ssh"
 
 	"github.com/egressfleet/egress/internal/fakelibvirt"
@@ -94,18 +96,43 @@ func Classify(err error) (class error, code string) {
 // MetadataURI is the namespace of our metadata.
 const MetadataURI = metadataURI
 
-// FrameConn, for the limits of frames.
-func ScanFrames(chunks ...[]byte) (good int, err error) {
-	c := &frameConn{lost: func(error) {}}
-	for _, chunk := range chunks {
-		n, err := c.scan(chunk)
-		good += n
-		if err != nil {
-			return good, err
-		}
-	}
-	return good, nil
+// ScanFrames has these calls made on a connection on which all that comes is the
+// chunks, and returns what comes through.
+func ScanFrames(calls []byte, chunks ...[]byte) (through []byte, err error) {
+	c := newFrameConn(&pieced{pieces: chunks}, func(error) {})
+	c.note(calls)
+	through, err = io.ReadAll(c)
+	return through, errors.Unwrap(err)
 }
+
+type pieced struct {
+	net.Conn
+	pieces [][]byte
+}
+
+func (c *pieced) Read(p []byte) (int, error) {
+	if len(c.pieces) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.pieces[0])
+	if c.pieces[0] = c.pieces[0][n:]; len(c.pieces[0]) == 0 {
+		c.pieces = c.pieces[1:]
+	}
+	return n, nil
+}
+
+// Introduce has go-libvirt use a connection, as for a host; lost is told of its end.
+func Introduce(conn net.Conn, lost func(error)) (*libvirt.Libvirt, error) {
+	l := libvirt.NewWithDialer(dialers.NewAlreadyConnected(newFrameConn(conn, lost)))
+	return l, l.ConnectToURI(libvirt.QEMUSystem)
+}
+
+// What is known of the payloads of libvirt.
+var (
+	ReplyLayouts = replyLayouts
+	EventLayout  = eventLayout
+	ErrorLayout  = errorLayout
+)
 
 // Fill and packets are tested by what a Provider does with them; this is their
 // packet size.
@@ -279,6 +306,11 @@ func TrustHostKey(knownHosts, address string, key ssh.PublicKey) error {
 		return err
 	}
 	return keys.callback(address, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 7), Port: 22}, key)
+}
+
+// AskShell has the user's shell on a host run a command.
+func AskShell(ctx context.Context, p *Provider, host, command string) string {
+	return p.hosts[host].shell(ctx, command)
 }
 
 // WayTo is where the host's own sshd and its jump are looked for; empty for this

@@ -1,6 +1,7 @@
 package kvm_test
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"encoding/binary"
 	"io"
@@ -133,28 +134,41 @@ func FuzzHypervisor(f *testing.F) {
 	})
 }
 
-// Nothing behind a length that cannot be comes through, in whatever pieces it came, and
-// all before it does.
+// What comes through are whole frames that answer the call, in their order, with lists
+// and texts no longer than they are, in whatever pieces they came; and nothing behind a
+// length that cannot be.
 func FuzzFrames(f *testing.F) {
-	f.Add(append(binary.BigEndian.AppendUint32(nil, 28), make([]byte, 30)...), uint8(3))
-	f.Fuzz(func(t *testing.T, said []byte, piece uint8) {
-		impossible := -1 // where a length is that cannot be
-		for at := 0; impossible < 0 && at+4 <= len(said); {
-			length := binary.BigEndian.Uint32(said[at:])
-			if length < 28 || length > 64<<20 {
-				impossible = at
+	f.Add(append(binary.BigEndian.AppendUint32(nil, 28), make([]byte, 30)...), uint8(3), uint16(0))
+	f.Add(slices.Concat(answer(273, 0, 0, words(0, 0)), answer(273, 0, 0, words(0, 0)), words(7)), uint8(9), uint16(273))
+	f.Add(answer(273, 0, 0, words(0x7fffffff, 0)), uint8(255), uint16(273))
+	f.Add(answer(209, 0, 2, words(1, 2, 3)), uint8(1), uint16(209))
+	f.Fuzz(func(t *testing.T, said []byte, piece uint8, procedure uint16) {
+		rest, impossible := said, false
+		var frames [][]byte
+		for len(rest) >= 4 && !impossible {
+			length := binary.BigEndian.Uint32(rest)
+			impossible = length < 28 || length > 64<<20
+			if !impossible && int(length) <= len(rest) {
+				frames = append(frames, rest[:length])
 			}
-			at += int(length)
+			rest = rest[min(int(length), len(rest)):]
 		}
 		pieces := slices.Collect(slices.Chunk(said, max(int(piece), 1)))
-		good, err := kvm.ScanFrames(pieces...)
-		if impossible < 0 {
-			require.NoError(t, err)
-			require.Equal(t, len(said), good)
-			return
+		through, err := kvm.ScanFrames(frame(uint32(procedure), 0, 0, 0, nil), pieces...)
+		if impossible {
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 		}
-		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
-		require.GreaterOrEqual(t, good, impossible)
-		require.Less(t, good, impossible+4)
+		require.Error(t, err)
+		for _, frame := range frames {
+			after, ok := bytes.CutPrefix(through, frame)
+			if !ok {
+				continue
+			}
+			through = after
+			if status := binary.BigEndian.Uint32(frame[24:]); procedure == 273 && status != 1 && binary.BigEndian.Uint32(frame[12:]) == 273 {
+				assert.LessOrEqual(t, int64(binary.BigEndian.Uint32(frame[28:]))*24, int64(len(frame)-32))
+			}
+		}
+		assert.Empty(t, through)
 	})
 }

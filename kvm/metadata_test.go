@@ -100,15 +100,3 @@ func FuzzMetadata(f *testing.F) {
 		assert.Equal(t, r, got)
 	})
 }
-
-func TestFrames(t *testing.T) {
-	whole := append([]byte{0, 0, 0, 32}, make([]byte, 28)...)
-	good, err := kvm.ScanFrames(whole[:2], whole[2:5], whole[5:], whole)
-	require.NoError(t, err)
-	assert.Equal(t, 64, good)
-	for _, bad := range [][]byte{{0, 0, 0, 27}, {0, 0, 0, 0}, {0xff, 0, 0, 0}} {
-		good, err := kvm.ScanFrames(append(append([]byte{}, whole...), bad...))
-		require.Error(t, err)
-		assert.Equal(t, 32, good)
-	}
-}

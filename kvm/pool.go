@@ -157,7 +157,7 @@ func (h *hostConn) dialLibvirt(ctx context.Context, way transport, lost func(err
 		return nil, nil, err
 	}
 	closeConn := h.closer(conn)
-	lv := libvirt.NewWithDialer(dialers.NewAlreadyConnected(&onceClosed{Conn: &frameConn{Conn: conn, lost: lost}, close: closeConn}))
+	lv := libvirt.NewWithDialer(dialers.NewAlreadyConnected(&onceClosed{Conn: newFrameConn(conn, lost), close: closeConn}))
 	err = h.introduce(ctx, closeConn, func() error { return lv.ConnectToURI(libvirt.QEMUSystem) })
 	return lv, closeConn, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -473,7 +474,7 @@ func (l *sshLink) run(ctx context.Context, command string) string {
 	ctx, cancel := context.WithTimeout(ctx, shellTime)
 	defer cancel()
 	answer := make(chan string, 1)
-	l.watching.Go(func() { answer <- l.shell(command) })
+	l.watching.Go(func() { answer <- l.shell(ctx, command) })
 	select {
 	case a := <-answer:
 		return a
@@ -482,22 +483,33 @@ func (l *sshLink) run(ctx context.Context, command string) string {
 	}
 }
 
-// shellTime is for one command on a host.
-const shellTime = 5 * time.Second
+// shellTime is for one command on a host, and shellOutput what is read of it.
+const (
+	shellTime   = 5 * time.Second
+	shellOutput = 64 << 10
+)
 
-// shell runs a command of the user's shell, and returns what it prints; empty
-// where there is none.
-func (l *sshLink) shell(command string) string {
+// shell runs a command of the user's shell, and returns what it prints, as far as
+// that is read; empty where there is none. The session ends with ctx.
+func (l *sshLink) shell(ctx context.Context, command string) string {
 	session, err := l.client.NewSession()
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = session.Close() }()
-	out, err := session.Output(command)
+	defer context.AfterFunc(ctx, func() { _ = session.Close() })()
+	out, err := session.StdoutPipe()
+	if err != nil || session.Start(command) != nil {
+		return ""
+	}
+	text, err := io.ReadAll(io.LimitReader(out, shellOutput))
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(out))
+	if len(text) < shellOutput && session.Wait() != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
 }
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -339,5 +340,31 @@ func TestSSHSocketThatComesToLife(t *testing.T) {
 			return "fine"
 		})
 	})
+	require.NoError(t, r.list(testContext(t)))
+}
+
+// TestShellWithoutEnd has the shell of a host print without end: what is read of it
+// has a limit, and a command whose time is over does not go on.
+func TestShellWithoutEnd(t *testing.T) {
+	r := newSSHRig(t, nil)
+	require.NoError(t, r.list(testContext(t)))
+	r.server.Shell(func(string) string { return "heard" })
+	require.Equal(t, "heard", kvm.AskShell(t.Context(), r.Provider, "kvm1", "true"))
+	var before int
+	require.Eventually(t, func() bool {
+		now := runtime.NumGoroutine()
+		settled := now == before
+		before = now
+		return settled
+	}, 10*time.Second, 100*time.Millisecond)
+
+	r.server.Chatter(strings.Repeat("a", 1000), 0)
+	assert.Len(t, kvm.AskShell(t.Context(), r.Provider, "kvm1", "yes"), 64<<10)
+
+	r.server.Chatter("a", 10*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	assert.Empty(t, kvm.AskShell(ctx, r.Provider, "kvm1", "yes"))
+	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= before }, 10*time.Second, 50*time.Millisecond)
 	require.NoError(t, r.list(testContext(t)))
 }

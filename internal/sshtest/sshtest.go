@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
@@ -36,6 +37,9 @@ type Server struct {
 	opening *string
 	// shell answers commands; nil refuses sessions.
 	shell func(command string) string
+	// chatter is what every command prints, without end; empty for none.
+	chatter string
+	pause   time.Duration
 	// mute leaves requests, such as keepalives, without an answer.
 	mute bool
 	// silent accepts connections and says nothing.
@@ -110,6 +114,12 @@ func (s *Server) Open(text string) { s.set(func() { s.opening = &text }) }
 
 // Shell answers the commands of sessions.
 func (s *Server) Shell(f func(command string) string) { s.set(func() { s.shell = f }) }
+
+// Chatter has every command print that, with pauses, until its session ends.
+func (s *Server) Chatter(text string, pause time.Duration) {
+	s.set(func() { s.chatter, s.pause = text, pause })
+	s.Shell(func(string) string { return "" })
+}
 
 // Mute leaves requests without an answer.
 func (s *Server) Mute() { s.set(func() { s.mute = true }) }
@@ -240,9 +250,23 @@ func (s *Server) session(c ssh.NewChannel, shell func(string) string) {
 			continue
 		}
 		_ = r.Reply(true, nil)
+		s.chat(ch)
 		_, _ = io.WriteString(ch, shell(exec.Command)+"\n")
 		_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{}))
 		return
+	}
+}
+
+// chat returns when nobody listens any more, at once if there is nothing to say.
+func (s *Server) chat(w io.Writer) {
+	var text string
+	var pause time.Duration
+	s.set(func() { text, pause = s.chatter, s.pause })
+	for text != "" {
+		if _, err := io.WriteString(w, text); err != nil {
+			return
+		}
+		time.Sleep(pause)
 	}
 }
 
