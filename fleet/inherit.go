@@ -72,7 +72,7 @@ func (f *Fleet) inherit(ctx context.Context) error {
 	}
 	errs := []error{err}
 	for _, s := range list {
-		if s.Endpoint.Attributes[tagKey] != f.cfg.Tag || f.isHeir(s) {
+		if s.Endpoint.Attributes[tagKey] != f.cfg.Tag || f.claims(s) {
 			continue
 		}
 		f.cfg.Logger.Info("fleet: an endpoint is taken out of the store: its machine is gone", "tag", f.cfg.Tag, "endpoint", s.Endpoint.ID)
@@ -81,20 +81,21 @@ func (f *Fleet) inherit(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// isHeir tells whether an endpoint that is in the store has a member.
-func (f *Fleet) isHeir(s lease.Status) bool {
+// claims tells whether an endpoint that is in the store has a member, which is told if a
+// former process was draining it.
+func (f *Fleet) claims(s lease.Status) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m, ok := f.byEndpoint[s.Endpoint.ID]
-	if ok && s.Draining && m.phase == PhaseServing {
+	if ok && s.Draining && m.live() {
 		m.withheld = true
 	}
 	return ok
 }
 
-// release has an endpoint leased again that a former process was draining, once nobody
+// undrain has an endpoint leased again that a former process was draining, once nobody
 // holds it. Nothing but its removal undoes a drain: what looks at it next puts it in.
-func (f *Fleet) release(m *member, id string) error {
+func (f *Fleet) undrain(m *member, id string) error {
 	f.mu.Lock()
 	withheld := m.withheld
 	f.mu.Unlock()

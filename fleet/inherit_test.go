@@ -187,6 +187,36 @@ func TestARestartLeasesAgainWhatWasDraining(t *testing.T) {
 	})
 }
 
+// slowPut takes its time for one endpoint.
+type slowPut struct {
+	*lease.Memory
+	id string
+}
+
+func (s slowPut) Put(ctx context.Context, e endpoint.Endpoint) error {
+	if e.ID == s.id {
+		time.Sleep(10 * time.Second)
+	}
+	return s.Memory.Put(ctx, e)
+}
+
+// One that was on its way into the store when the store was looked at stayed withheld.
+func TestARestartLeasesAgainWhatItIsJustPuttingIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, local.HostConfig{})
+		w.start()
+		w.ready(2)
+		name := w.instances()[0].Name
+		w.restart(func() {
+			_, err := w.store.Drain(t.Context(), name)
+			require.NoError(t, err)
+			w.cfg.Inventory = slowPut{w.store, name}
+		})
+		time.Sleep(5 * time.Minute)
+		assert.False(t, w.endpoints()[name].Draining)
+	})
+}
+
 // slowStore takes its time for a list.
 type slowStore struct{ *lease.Memory }
 

@@ -268,7 +268,7 @@ func (f *Fleet) put(m *member, e endpoint.Endpoint) error {
 // remind tells the inventory again of what it should know. A store that others can
 // empty, or that comes back with old data, gets the endpoint and its verdict anew.
 func (f *Fleet) remind(m *member, e endpoint.Endpoint) func(time.Time) {
-	err := f.release(m, e.ID)
+	err := f.undrain(m, e.ID)
 	if err == nil {
 		err = f.retell(m, e)
 	}
